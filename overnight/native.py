@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # order of sums.
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-std=c11", "-shared", "-fPIC"]
 
+_SEAL_BYTES = 16
+
 
 class NoCompiler(UserError):
     """A C source could not be built here."""
@@ -74,19 +76,37 @@ def _built(source: Path, defines: Sequence[str], anew: bool = False) -> Path:
         raise NoCompiler("there is no C compiler: install gcc, or set CC")
     command = [*compiler, *_FLAGS, *(f"-D{define}" for define in defines)]
     text = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version = _done([*compiler, "--version"]).stdout
     key = hashlib.blake2b(repr((text, command, version, _cpu())).encode(), digest_size=10).hexdigest()
     place = _cache() / f"{source.stem}-{key}.so"
-    if anew or not place.exists():
+    if anew or not _is_whole(place):
         with tempfile.TemporaryDirectory(dir=place.parent) as folder:
             built = Path(folder) / "native.so"
-            done = subprocess.run([*command, str(source), "-o", str(built), "-lm"], capture_output=True, text=True, check=False)
+            done = _done([*command, str(source), "-o", str(built), "-lm"])
             if done.returncode:
-                raise NoCompiler(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
-            with built.open("rb") as file:
+                said = done.stderr.strip()[-2000:] or f"it says nothing; its exit status is {done.returncode}"
+                raise NoCompiler(f"{' '.join(command)} failed:\n{said}")
+            with built.open("rb+") as file:
+                file.write(_seal(file.read()))  # behind the end of the library, where the system does not look
+                file.flush()
                 os.fsync(file.fileno())  # else a power failure may leave the name with nothing, or zeros, in it
             built.rename(place)
     return place
+
+
+def _done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a compiler, whose messages may be in any encoding."""
+    return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+
+
+def _seal(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()[:_SEAL_BYTES]
+
+
+def _is_whole(place: Path) -> bool:
+    """Return whether a library is as it was built: one that is cut short would end the process, not be an error, when it is used."""
+    content = place.read_bytes() if place.exists() else b""
+    return content[-_SEAL_BYTES:] == _seal(content[:-_SEAL_BYTES])
 
 
 def optional_library(source: Path) -> ctypes.CDLL | None:
@@ -117,7 +137,8 @@ def _cache() -> Path:
 def _places() -> Iterator[Path]:
     """Yield where that may be: in the user's cache, or beside the temporary files, for all processes where the cache cannot be written."""
     with contextlib.suppress(RuntimeError):  # of a user without a home
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "overnight"
+        cache = os.environ.get("XDG_CACHE_HOME", "")  # which is ignored if it is relative, as its specification asks
+        yield (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "overnight"
     if not (folder := Path(tempfile.gettempdir(), f"overnight-{os.getuid()}")).is_symlink():
         yield folder
 

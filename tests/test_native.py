@@ -62,6 +62,53 @@ def test_a_damaged_file_in_the_cache_is_built_anew(source: Path, monkeypatch: py
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+@pytest.mark.parametrize("kept", [0.5, 0.9, -16, -1])
+def test_a_file_that_is_cut_short_or_has_no_seal_is_never_loaded(source: Path, monkeypatch: pytest.MonkeyPatch, kept: float) -> None:
+    monkeypatch.setenv("CC", f"{COMPILER} -DSEVEN=7")
+    place = native._built(source, ())
+    content = place.read_bytes()
+    place.unlink()
+    place.write_bytes(content[: int(kept * len(content)) if kept > 0 else int(kept)])  # by half of it a process would be ended by SIGBUS
+    assert native._built(source, ()).read_bytes()[-16:] == native._seal(content[:-16])
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+def test_a_file_that_fits_is_not_built_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{COMPILER} -DSEVEN=7")
+    place = native._built(source, ())
+    before = place.stat().st_ino
+    assert native._built(source, ()).stat().st_ino == before and library(source).seven() == 7
+
+
+def compiler(folder: Path, says: str, fails: str) -> str:
+    """Write a compiler that prints a byte string for its version, and then fails as is said."""
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\nif [ $1 = --version ]; then printf '{says}'; exit; fi\n{fails}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [("printf 'erreur \\351' >&2; exit 1", "erreur \N{REPLACEMENT CHARACTER}$"), ("exit 3", "it says nothing; its exit status is 3$")],
+)
+def test_a_compiler_that_fails_is_told_with_what_it_said_in_any_encoding(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, said: str
+) -> None:
+    monkeypatch.setenv("CC", compiler(tmp_path, "version fran\\347aise", fails))
+    with pytest.raises(NoCompiler, match=said):
+        library(source)
+
+
+def test_a_cache_of_a_relative_path_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert native._cache() == tmp_path / "home" / ".cache" / "overnight"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 def test_a_file_is_on_the_disk_before_it_has_its_name(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", f"{COMPILER} -DSEVEN=7")
     named: list[bool] = []

@@ -24,6 +24,7 @@ from overnight.engine.throughput import Throughput
 from overnight.engine.workload import compiles_layers, why_not_compiled_again
 from overnight.models.attention import how
 from overnight.models.fused_layer import why_not, why_not_compiled
+from overnight.optim import native
 from overnight.optim.batch import why_lists
 from overnight.optim.groups import group_lines
 from overnight.optim.layerwise import Layerwise
@@ -185,8 +186,10 @@ class MetricsLogger:
             self.context.line.print(f"  {text}")
 
     def _gpu_paths(self, optimizer: torch.optim.Optimizer) -> Iterator[str]:
-        """Yield which kernels a GPU takes, and why not the fastest."""
+        """Yield which kernels a GPU takes, and why not the fastest; of a CPU only what it lacks."""
         device, model = self.context.world.device, self.run.model
+        if device.type == "cpu" and (why := native.why_not()):
+            yield f"warning: all takes longer, LAMB, LANS and LARS four times as long, since nothing can be compiled in C: {why}"
         emulated = DTYPES[self.run.precision] == torch.bfloat16 and emulates_bf16(device)
         if emulated:
             yield "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16"

@@ -129,7 +129,7 @@ def _gpu(properties: Any) -> dict[str, Any]:
 def _output(*command: str) -> str | None:
     """Return what a command prints, or None where it is missing, fails or hangs."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -23,7 +23,7 @@ from overnight.models.attention import why_padded
 from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel
 from overnight.models.fused_layer import why_not
-from overnight.optim import Lamb
+from overnight.optim import Lamb, native
 from overnight.optim.batch import why_lists
 from tests.models.sample import Copies, pretraining, random_batch
 from tests.models.test_bytes import batch as window
@@ -101,6 +101,13 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
         logger = SimpleNamespace(run=run, context=SimpleNamespace(world=World(device=torch.device(device))))
         assert list(MetricsLogger._gpu_paths(logger, optimizer)) == expected  # type: ignore[arg-type]
     why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
+
+
+def test_a_run_on_a_cpu_warns_that_it_is_slow_without_a_c_compiler(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "why_not", lambda: "there is no C compiler: install gcc, or set CC")
+    logger = SimpleNamespace(run=tiny(), context=SimpleNamespace(world=World()))
+    (line,) = MetricsLogger._gpu_paths(logger, Lamb([torch.zeros(1, requires_grad=True)]))  # type: ignore[arg-type]
+    assert line.startswith("warning: all takes longer") and line.endswith("C: there is no C compiler: install gcc, or set CC")
 
 
 def test_a_gpu_that_is_too_old_for_torch_compile_is_refused_before_the_first_step(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,10 @@ def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.Monk
     assert env.git_commit(tmp_path) is None
 
 
+def test_what_a_command_prints_may_be_in_any_encoding() -> None:
+    assert env._output("printf", r"caf\351") == "caf\N{REPLACEMENT CHARACTER}"
+
+
 def test_no_variable_but_the_known_ones_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "do-not-write-me")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
