@@ -134,7 +134,7 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
     hashed = replace(spec, **hashed_paths({"path": spec.path}, there, kept))
     facts = json.dumps([asdict(hashed) | {"seeds": []}, weights_name(run.run_dir), weights_digest(run.run_dir), run.precision, data])
     config_hash = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
-    with run_lock(run.run_dir), line or Line() as line:
+    with run_lock(run.run_dir, movable=False), line or Line() as line:
         log = run.run_dir / "tasks.jsonl"
         mine = results_of(log, name, config_hash)
         # The folder holds one classifier: what was done with other settings since is not what it holds, so all is done again.

@@ -61,7 +61,7 @@ def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str
     with process_group(run) as world, ExitStack() as stack:
         with raise_on_all_ranks(world):
             if world.main:
-                stack.enter_context(run_lock(run.run_dir))
+                stack.enter_context(run_lock(run.run_dir, movable=False))
             line = stack.enter_context((line or Line()) if world.main else Line(Path(os.devnull).open("w")))  # noqa: SIM115
             begin = open_beginning(run, name, source, line, world)
         spec = run.finetune[name]

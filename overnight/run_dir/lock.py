@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from overnight.errors import DataError, UserError
-from overnight.run_dir.atomic import naming, write_json
+from overnight.run_dir.atomic import FULL, naming, write_json
 from overnight.state_files import parse_json
 
 # Seconds between heartbeats at least.
@@ -23,24 +23,32 @@ _PATIENCE = 60.0
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path, movable: bool = True) -> Iterator[None]:
     """Let this process alone write a run folder, which is made if absent.
 
     The lock is `flock` on `folder/lock`: it ends with the process, also after `kill -9`, and leaves nothing to clear away. A job that its
     launcher or scheduler has started again waits up to a minute for it.
 
+    Args:
+        movable: whether what is done could be done in another folder, for messages.
+
     Raises:
-        UserError: when another process holds it, naming its number and host.
+        UserError: when another process holds it, naming its number and host, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / "lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        other = "give this run another folder (--out=...)" if movable else "name a copy of it that you may write"
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); let yourself write into it, or {other}") from None
     deadline = time.monotonic() + (_PATIENCE if _started_again() else 0.0)
-    with (folder / "lock").open("a+", encoding="utf-8") as file:
+    with opened as file:
         while not try_lock(file):
             if time.monotonic() >= deadline:
-                raise UserError(
-                    f"{folder} is being written by another job, {holder_of(file)}; wait until it ends, stop it, "
-                    "or give this run its own folder (--out=...)"
-                )
+                how = "stop it, or give this run its own folder (--out=...)" if movable else "or stop it"
+                raise UserError(f"{folder} is being written by another job, {holder_of(file)}; wait until it ends, {how}")
             time.sleep(0.1)
         sign(file)
         yield

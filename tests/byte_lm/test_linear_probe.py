@@ -21,10 +21,11 @@ from overnight.byte_lm.logistic import STRENGTHS
 from overnight.config import LinearProbe, Run, stored_run
 from overnight.console import Line
 from overnight.corpus.bytes import document_bytes
-from overnight.errors import ConfigError, DataError
+from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.byte_models import import_byte_model
 from overnight.report.page import write_report
 from overnight.report.summary import summarize, summary_text
+from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import read_results
 from tests.interop.byte_formula import random_arrays, write_openai
 
@@ -86,6 +87,11 @@ def settings(folder: Path, *overrides: str) -> Run:
 
 def go(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     return linear_probe(settings(folder, *overrides), "mine", Line(io.StringIO()))
+
+
+def test_a_folder_that_another_job_writes_is_waited_for_or_that_is_stopped(folder: Path) -> None:
+    with run_lock(folder), pytest.raises(UserError, match=r"wait until it ends, or stop it$"):
+        go(folder)
 
 
 def test_the_planted_unit_is_found_and_knows_alone_what_the_others_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from overnight.finetune import finetune as module
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.finetune import finetune
+from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import read_results
 from overnight.state_files import SEAL
 from tests.finetune.conftest import Task, task_run, write_classes
@@ -55,6 +56,12 @@ def scores(tmp_path: Path) -> Path:
     path = tmp_path / "scores.csv"
     path.write_text("text_a,text_b,score\n" + "".join(f"class number {i % 9},object {i},{i % 9 / 3:.2f}\n" for i in range(80)))
     return path
+
+
+def test_a_run_that_another_job_writes_is_waited_for_or_that_is_stopped(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes)
+    with run_lock(run.run_dir), pytest.raises(UserError, match=r"wait until it ends, or stop it$"):  # there is no other folder to tune in
+        tune(run)
 
 
 def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, classes: Path) -> None:

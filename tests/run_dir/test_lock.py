@@ -65,6 +65,19 @@ def test_a_job_that_was_started_again_gets_the_lock_once_it_is_free(
         assert json.loads((tmp_path / "lock").read_text())["pid"]
 
 
+@pytest.mark.parametrize("movable", [True, False])
+def test_another_folder_is_a_remedy_only_where_one_can_be_given(movable: bool, tmp_path: Path) -> None:
+    remedy = (
+        r"wait until it ends, stop it, or give this run its own folder \(--out=\.\.\.\)$" if movable else "wait until it ends, or stop it$"
+    )
+    with run_lock(tmp_path), pytest.raises(UserError, match=remedy), run_lock(tmp_path, movable):
+        pass
+    (tmp_path / "taken").touch()
+    other = "give this run another folder" if movable else "name a copy of it that you may write$"
+    with pytest.raises(UserError, match=rf"taken: cannot be written \(.+\); let yourself write into it, or {other}"):
+        run_lock(tmp_path / "taken", movable).__enter__()
+
+
 @pytest.mark.parametrize("count", ["", "0", None])
 def test_a_first_start_does_not_wait(count: str | None, slept: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in COUNTS:
