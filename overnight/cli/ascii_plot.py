@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_LEAST_ROOM = 40
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,17 @@ class Panel:
     """Lines."""
 
 
-def draw(stretches: Sequence[Stretch], panels: Sequence[Panel], width: int = 72) -> str:
+def draw(stretches: Sequence[Stretch], panels: Sequence[Panel], width: int = 72, room: int = 10_000) -> str:
     """Return the panels and their axis; the stretches share the width by their steps, but each has room for its labels.
 
     Args:
         width: of the curves (characters), unless the labels need more.
+        room: for the longest line, as a terminal would break it; where there is too little, nothing is returned.
     """
-    widths = _widths(stretches, width)
     margin = max(len(tick) for panel in panels for tick in panel.ticks)
+    widths = _widths(stretches, min(width, room - margin - 2))
+    if margin + 2 + sum(widths) > room or room < _LEAST_ROOM:
+        return ""
     lines: list[str] = []
     for panel in panels:
         columns = [level for values, share in zip(panel.values, widths, strict=True) for level in _levels(values, share, panel)]

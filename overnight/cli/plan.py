@@ -262,12 +262,13 @@ def groups(network: torch.nn.Module, optim: Optim) -> Iterator[Group]:
         )
 
 
-def plan_text(plan: Plan, tensors: bool = False, chosen: bool = False) -> str:
+def plan_text(plan: Plan, tensors: bool = False, chosen: bool = False, room: int = 10_000) -> str:
     """Return a plan for people.
 
     Args:
         tensors: list the tensors of every group.
         chosen: whether the recipe leaves the vocabulary open, and it was chosen.
+        room: characters of a line, for the curves, which cannot be broken; too few leave them out.
     """
     model = plan.model
     source = "as prepared" if plan.prepared else f"{'as chosen' if chosen else 'as the recipe says'}; the data is not prepared"
@@ -291,7 +292,7 @@ def plan_text(plan: Plan, tensors: bool = False, chosen: bool = False) -> str:
         blocks.append(f"parameter groups{several}\n{_groups_text(same, plan.parameters)}")
         if tensors:
             blocks.append(_tensors_text(same))
-    blocks.append(_curves(plan))
+    blocks += filter(None, [_curves(plan, room)])
     if len(plan.phases) > 1:
         steps, sequences, tokens = (sum(getattr(phase, what) for phase in plan.phases) for what in ("steps", "sequences", "tokens"))
         blocks.append(f"in all: {plural(steps, 'step')}, {plural(sequences, 'sequence')}, about {_rounded(tokens)} tokens")
@@ -372,7 +373,7 @@ def _tensors_text(chosen: Sequence[Group]) -> str:
     return table(rows)
 
 
-def _curves(plan: Plan) -> str:
+def _curves(plan: Plan, room: int) -> str:
     stretches = []
     for number, phase in enumerate(plan.phases):
         kept = "kept" if number and not phase.reset_moments else "reset"
@@ -382,7 +383,7 @@ def _curves(plan: Plan) -> str:
     panels = [Panel("learning rate", [phase.lr for phase in plan.phases], rate, (f"{rate:.4g}", f"{rate / 2:.4g}"), 10)]
     if len({size for phase in plan.phases for size in phase.batch}) > 1:
         panels.append(Panel("batch (sequences)", [phase.batch for phase in plan.phases], batch, (f"{batch:,}", f"{batch / 2:,g}"), 4))
-    return draw(stretches, panels)
+    return draw(stretches, panels, room=room)
 
 
 def _batches(phase: PhasePlan) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overnight.display import for_stream, plural
+from overnight.display import for_stream, plural, width_of
 from overnight.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
     if options.json:
         print(json.dumps(dataclasses.asdict(plan) | more))
     else:
-        print(for_stream(f"{note}{sizes}{plan_text(plan, options.tensors, chosen)}{roof}", sys.stdout))
+        print(for_stream(f"{note}{sizes}{plan_text(plan, options.tensors, chosen, width_of(sys.stdout))}{roof}", sys.stdout))
 
 
 COMMANDS = (_add_run, _add_prepare, _add_pretrain, _add_launch, _add_plan)

@@ -193,6 +193,15 @@ def test_a_curve_rises_where_its_values_do() -> None:
     assert text.splitlines() == ["up", "8 ┤     ▂▄█", "4 ┤ ▂▄▆████", "0 └┬───────", "   x"]
 
 
+@pytest.mark.parametrize("room", [120, 80, 60, 45])
+def test_the_curves_are_as_broad_as_the_terminal_or_left_out(room: int) -> None:
+    plan = make_plan(config.load_run("bert-large-lans", ["data.dir=nowhere"]))
+    axis = next(line for line in plan_text(plan, room=room).splitlines() if "└" in line)
+    assert len(axis) == min(room, 82)
+    assert "└" not in plan_text(plan, room=39)
+    assert draw([stretch(8, "a" * 50)], [Panel("up", [[0, 1]], 1, ("1", ""), 2)], room=50) == ""
+
+
 def test_a_value_above_0_is_seen() -> None:
     rows = draw([stretch(4)], [Panel("", [[0, 1e-9, 0, 1]], 1.0, ("1", ""), 2)], width=4).splitlines()
     assert rows[1:3] == ["1 ┤   █", "  ┤ ▁ █"]
