@@ -9,7 +9,9 @@ sum to the tokens (bytes: one sentence). Where labels are kept there is `label: 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from overnight.state_files import STRICT, file_digest, fitted, read_json, read_m
 
 FORMAT_VERSION = 3
 SPLITS = ("train", "valid", "test")
+# Of the machine: a file that cannot be read because of one is whole.
+_LIMITS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,10 @@ def read_table(path: Path) -> pa.RecordBatch:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).get_batch(0)
     except (OSError, ValueError, pa.ArrowException) as error:
+        if any(os.strerror(code) in str(error) for code in _LIMITS):
+            raise DataError(
+                f"{path}: cannot be read: {error}; raise the limits of this machine (ulimit -a), and run the same command again"
+            ) from None
         raise DataError(f"{path}: is no Arrow file that can be read: {error}; delete the folder {path.parent} and prepare again") from None
 
 

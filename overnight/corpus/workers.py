@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -113,15 +114,26 @@ class Processes:
         return self._count
 
     def submit(self, function: Callable[[Any], R], task: Any) -> Callable[[], R]:
-        """Begin a task; return what waits for its result."""
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"), initializer=_start_worker)
+        """Begin a task; return what waits for its result.
+
+        Raises:
+            UserError: when a process was killed, or none can be started.
+        """
         try:
             # The first call starts the processes: one that its parent left while starting it would print a traceback.
             with hold_signals():
+                if self._pool is None:
+                    self._pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"), initializer=_start_worker)
                 pending: Future[R] = self._pool.submit(_run_in_worker, function, task)
         except BrokenProcessPool:
             raise _killed() from None
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+                raise
+            self._give_up()
+            raise UserError(
+                f"processes could not be started ({error}); raise the limit (ulimit -u), make /dev/shm writable, or set data.workers=1"
+            ) from None
 
         def result() -> R:
             try:
@@ -130,6 +142,15 @@ class Processes:
                 raise _killed() from None
 
         return result
+
+    def _give_up(self) -> None:
+        """End what has been started of the pool."""
+        pool, self._pool = self._pool, None
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.kill()
+        if pool is not None:
+            with contextlib.suppress(RuntimeError):  # of a thread that was to be joined and has not been started
+                pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _killed() -> UserError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import time
 from pathlib import Path
@@ -130,6 +132,16 @@ def test_a_damaged_shard_is_named_with_what_to_do(prepared: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match="the shard is missing"):
         shards.open_shards(prepared, "train")
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_where_the_machine_is_at_a_limit_no_file_is_to_be_deleted(prepared: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refused(path: str) -> Any:
+        raise OSError(f"Memory mapping file failed: {os.strerror(code)}")  # as Arrow has it
+
+    monkeypatch.setattr(pa, "memory_map", refused)
+    with pytest.raises(DataError, match=rf"cannot be read: .*{os.strerror(code)}; raise the limits of this machine .* same command again$"):
+        shards.read_table(next(prepared.glob("*.arrow")))
 
 
 def test_another_tokenizer_is_refused(prepared: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import process as executor
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import psutil
@@ -156,6 +159,32 @@ def test_an_error_of_a_task_arrives_as_itself() -> None:
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     with pytest.raises(UserError, match="worker process was killed"):
         list(run_tasks(_die, range(10), 2))
+
+
+@pytest.mark.parametrize("fails", ["the second process", "the thread", "the semaphores"])
+def test_processes_that_cannot_be_started_are_told_with_what_to_do(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[BaseProcess] = []
+    start = BaseProcess.start
+
+    def one(process: BaseProcess) -> None:
+        if fails == "the second process" and started:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+        started.append(process)
+
+    def none(*arguments: Any, **more: Any) -> None:
+        raise RuntimeError("can't start new thread") if fails == "the thread" else PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(BaseProcess, "start", one)
+    if fails == "the thread":
+        monkeypatch.setattr(executor._ExecutorManagerThread, "start", none)
+    if fails == "the semaphores":
+        monkeypatch.setattr(workers, "ProcessPoolExecutor", none)
+    with pytest.raises(UserError, match=r"^processes could not be started \(.+\); raise the limit .* or set data\.workers=1$"):
+        list(run_tasks(_square, range(10), 2))
+    for process in started:
+        process.join(60)
+    assert [process.exitcode for process in started] == [-signal.SIGKILL] * (fails != "the semaphores")
 
 
 def test_a_worker_that_waits_returns_what_it_has_freed_and_not_between_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
