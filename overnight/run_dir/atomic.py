@@ -48,7 +48,11 @@ def check_writable(folder: Path, key: str) -> None:
         ConfigError: it cannot be written, for another reason than that there is no room, which may be made.
     """
     try:
-        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        absolute = folder.absolute()
+        there = next(parent for parent in (absolute, *absolute.parents) if parent.exists())
+        longest = os.pathconf(there, "PC_NAME_MAX")  # the system says so only once the folder above is there
+        if any(len(os.fsencode(name)) > longest for name in absolute.relative_to(there).parts):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         with tempfile.TemporaryDirectory(dir=there, prefix="."):
             pass
     except OSError as error:
@@ -78,20 +82,23 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         with open(path, "wb") as file:
             yield file
         return
-    path = path.resolve() if path.is_symlink() else path
+    asked, path = path, path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     # A process number is unique on one machine only, and processes of many may write the same file.
     beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     assert is_unfinished(beside), beside
     try:
-        with naming(path), open(beside, "wb") as file:
+        with naming(asked), open(beside, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             beside.unlink()
+        if isinstance(error, OSError) and error.filename in (str(beside), beside):  # a name that nobody knows
+            error.filename = str(asked)
+            del error.filename2  # of the rename
         raise
     sync(path.parent)
 

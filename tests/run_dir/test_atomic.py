@@ -50,6 +50,22 @@ def test_an_error_while_a_file_is_written_names_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_error_of_the_system_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(Path("folder") / "real")
+    (tmp_path / "folder" / "real").mkdir()
+    long = tmp_path / ("a" * 250)  # with what the name has more while it is written it is too long
+    for path in (long, tmp_path / "link", tmp_path / "folder"):
+        with pytest.raises(OSError, match=rf"^\[Errno \d+\] [\w ]+: '{path}'$"):
+            write_whole(path, [b"x"])
+
+
+def test_a_name_that_is_too_long_is_refused_before_the_folder_above_it_is_made(tmp_path: Path) -> None:
+    check_writable(tmp_path / "runs" / ("a" * 255), "out")
+    with pytest.raises(ConfigError, match=r"^out = .+: cannot be written \(File name too long\); name another folder$"):
+        check_writable(tmp_path / "runs" / ("ä" * 128), "out")
+
+
 def test_a_full_disk_is_left_to_the_message_that_says_how_much_room_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **more: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
