@@ -12,13 +12,23 @@ from typing import Any
 from overnight.corpus import pydocs
 from overnight.corpus.data_paths import every_file
 from overnight.state_files import file_digest
+from overnight.tasks import conll, tables
+from overnight.tasks.squad import squad_files
 
-# What readers of tasks take from a folder is called so, or is what IMDB is downloaded as; beside it may lie anything, such as answers written there.
-_SPLIT = re.compile(r"train|dev|valid|test|^aclImdb", re.I)
+# What readers of tasks take from a folder is called so, by its whole name; beside it may lie anything, such as answers written there.
+_STEM = "train|dev|valid|validation|test|testa|testb"
+_ENDING = "|".join(map(re.escape, (*tables.ENDINGS, *conll.ENDINGS, ".json")))
+_FILE = re.compile(
+    rf"({_STEM})({_ENDING})|.+\.({_STEM})"
+    r"|(dev|test)_(mis)?matched\.tsv|dev_ids\.tsv|msr_paraphrase_(train|test)\.txt|(train|dev|test)_binary_sent\.csv"
+    r"|aclImdb(_v1)?\.tar\.(gz|xz)",
+    re.I,
+)
+_FOLDER = re.compile("train|test|aclImdb", re.I)  # of reviews
 
 
 def data_hash(*paths: Path) -> str:
-    """Return a hash of what files hold, and of the files of each folder that are of a split by their name, or all of IMDB, 16 hex digits; empty where a path is not there.
+    """Return a hash of what files hold, and of the files of each folder that a reader of tasks takes, 16 hex digits; empty where a path is not there.
 
     Of folders below, such as those of IMDB's reviews, names and sizes count.
     """
@@ -56,8 +66,15 @@ def _lines(path: Path) -> Iterator[str]:
     if path.is_file():
         yield file_digest(path)
         return
-    for child in sorted(child for child in path.iterdir() if _SPLIT.search(child.name)):
+    questions = squad_files(path)
+    for child in sorted(child for child in path.iterdir() if _is_read(child, questions)):
         if child.is_file():
             yield f"{child.name} {file_digest(child)}"
         for file in sorted(file for file in every_file(child) if file.is_file()) if child.is_dir() else ():
             yield f"{file.relative_to(path)} {file.stat().st_size}"
+
+
+def _is_read(child: Path, questions: list[Path]) -> bool:
+    if child.name.startswith("."):
+        return False
+    return bool(_FILE.fullmatch(child.name) or child in questions) if child.is_file() else bool(_FOLDER.fullmatch(child.name))

@@ -18,6 +18,8 @@ MAX_MISPLACED_ANSWERS = 0.001
 """Share of answers that may stand elsewhere than their file says."""
 # Misplaced answers by which it is found out what their positions count.
 _TRIED = 100
+# As the files are published.
+_TRAIN, _DEV, _TEN = ("train-v1.1.json", "train-v2.0.json"), ("dev-v1.1.json", "dev-v2.0.json"), "train-v2.0-10articles.json"
 # Questions to train on and to score on (Rajpurkar et al. 2016, 2018).
 _PUBLISHED = {(87_599, 10_570): "SQuAD 1.1: ", (130_319, 11_873): "SQuAD 2.0: "}
 
@@ -87,12 +89,12 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
     """
     if not path.exists():
         raise DataError(f"{path}: does not exist; name the file with the questions to train on, or the folder that holds it")
-    published, beside, ten = (path / name for name in ("train-v1.1.json", "dev-v1.1.json", "train-v2.0-10articles.json"))
+    published, beside, ten = (path / name for name in (_TRAIN[0], _DEV[0], _TEN))
     if dev is None and ten.is_file() and beside.is_file() and not published.is_file():
         return _small_split(ten, beside, max_misplaced_answers)
-    file = path if path.is_file() else _find(path, ("train",), "train-v1.1.json", "train-v2.0.json")
+    file = path if path.is_file() else _find(path, ("train",), *_TRAIN)
     if dev is None and path.is_dir():
-        dev = _find(path, ("dev", "valid"), *(["dev-v2.0.json"] if file.name == "train-v2.0.json" else ["dev-v1.1.json"]))
+        dev = _find(path, ("dev", "valid"), _DEV[file.name == _TRAIN[1]])
     train, notes = read_squad(file, max_misplaced_answers)
     check_answers(file, train)
     if dev is None:
@@ -129,8 +131,8 @@ def _find(folder: Path, words: tuple[str, ...], *published: str) -> Path:
     for name in published:
         if (folder / name).is_file():
             return folder / name
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".json" and file.is_file())
-    found = [file for file in files if any(word in file.name.lower() for word in words)]
+    files = _json_files(folder)
+    found = _with_words(files, words)
     if len(found) != 1:
         have = ", ".join(file.name for file in files) or "no .json file"
         raise DataError(
@@ -138,6 +140,28 @@ def _find(folder: Path, words: tuple[str, ...], *published: str) -> Path:
             "name both: --path=TRAIN.json --dev=DEV.json"
         )
     return found[0]
+
+
+def squad_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that :func:`load_squad` may read; none where there is none to train on.
+
+    Args:
+        folder: of one's own files or of published ones, beside which others of such names, such as answers, are not read.
+    """
+    files = _json_files(folder)
+    train, dev = (
+        [file for file in named if file.name in published] or named
+        for named, published in ((_with_words(files, ("train",)), (*_TRAIN, _TEN)), (_with_words(files, ("dev", "valid")), _DEV))
+    )
+    return [*train, *dev] if train else []
+
+
+def _json_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() == ".json" and file.is_file())
+
+
+def _with_words(files: list[Path], words: tuple[str, ...]) -> list[Path]:
+    return [file for file in files if any(word in file.name.lower() for word in words)]
 
 
 def check_answers(path: Path, questions: list[Question]) -> None:

@@ -19,7 +19,8 @@ from overnight.tasks.labels import check_labels, classes_of, label_notes
 from overnight.tasks.rows import NO_TEXT, Row, csv_rows, jsonl_rows, parquet_columns, parquet_rows, tsv_rows
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
-_ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+"""Of a table of one's own."""
 _YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 # Of the numbers that a network answers: in 32 bits there is room for the difference of two, and for an answer beyond them.
 _LARGEST = 1e37
@@ -156,7 +157,7 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
     """
     files = {"train": path} if path.is_file() else {name: found for name in _SPLITS if (found := _find(path, name))}
     if "train" not in files:
-        names_of = ", ".join(f"train{ending}" for ending in _ENDINGS)
+        names_of = ", ".join(f"train{ending}" for ending in ENDINGS)
         raise DataError(f"{path}: has none of {names_of}" if path.is_dir() else f"{path}: does not exist; name a table or a folder")
     if dev is not None:
         files["dev"] = dev
@@ -233,7 +234,7 @@ def files_called(folder: Path, names: Collection[str]) -> list[Path]:
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    found = files_called(folder, [f"{stem}{ending}" for stem in _SPLITS[name] for ending in _ENDINGS])
+    found = files_called(folder, [f"{stem}{ending}" for stem in _SPLITS[name] for ending in ENDINGS])
     if len(found) > 1:
         raise DataError(f"{folder}: holds {' and '.join(f.name for f in found)}; keep one file for {name}")
     return found[0] if found else None
@@ -241,8 +242,8 @@ def _find(folder: Path, name: str) -> Path | None:
 
 def _read(path: Path, lists: str = "") -> Iterator[Line]:
     ending = path.suffix.lower()
-    if ending not in _ENDINGS:
-        raise DataError(f"{path}: a table ends in {', '.join(_ENDINGS)}")
+    if ending not in ENDINGS:
+        raise DataError(f"{path}: a table ends in {', '.join(ENDINGS)}")
     if ending in (".jsonl", ".parquet"):
         return (read_jsonl if ending == ".jsonl" else read_parquet)(path, lists)
     return (read_csv if ending == ".csv" else read_tsv)(path)

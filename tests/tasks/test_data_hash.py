@@ -39,6 +39,47 @@ def test_what_else_lies_in_the_folder_and_where_it_lies_do_not(folder: Path, tmp
     assert data_hash(folder.rename(tmp_path_factory.mktemp("other") / "place")) == before
 
 
+_READ = {
+    "tables": ["train.csv", "valid.tsv", "test.parquet"],
+    "GLUE": ["train.tsv", "dev.tsv", "test.tsv", "msr_paraphrase_train.txt", "msr_paraphrase_test.txt", "dev_ids.tsv"],
+    "MNLI": ["train.tsv", "dev_matched.tsv", "dev_mismatched.tsv", "test_matched.tsv", "test_mismatched.tsv"],
+    "SST": ["train_binary_sent.csv", "dev_binary_sent.csv", "test_binary_sent.csv"],
+    "CoNLL": ["eng.train", "eng.testa", "eng.testb"],
+    "words": ["train.txt", "validation.conllu", "testb.iob2"],
+    "SQuAD": ["train-v1.1.json", "dev-v1.1.json", "train-v2.0.json", "dev-v2.0.json", "train-v2.0-10articles.json"],
+    "questions": ["my-Train-questions.json", "my-validation-questions.json"],
+    "IMDB": ["aclImdb.tar.xz", "aclImdb_v1.tar.gz"],
+}
+_STRAY = [".~lock.train.csv#", ".train.tsv", "dev_answers.jsonl", "train.csv.bak", "latest.txt", "test_scores.csv", "dev.log", "tests/a.py"]
+
+
+@pytest.mark.parametrize("names", _READ.values(), ids=_READ)
+def test_each_file_that_a_reader_takes_counts_and_a_stray_one_with_such_a_name_does_not(names: list[str], tmp_path: Path) -> None:
+    found = []
+    for name in names:
+        (tmp_path / name).write_text("rows")
+        found.append(data_hash(tmp_path))
+    assert len({*found}) == len(names)
+    for name in _STRAY:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("other")
+        assert data_hash(tmp_path) == found[-1], name
+
+
+def test_answers_beside_published_questions_and_beside_tables_do_not_count(tmp_path: Path) -> None:
+    for names in (_READ["tables"], _READ["SQuAD"]):
+        for name in names:
+            (tmp_path / name).write_text("rows")
+        before = data_hash(tmp_path)
+        (tmp_path / "dev_answers.json").write_text("{}")
+        assert data_hash(tmp_path) == before
+        (tmp_path / "dev_answers.json").unlink()
+
+
+def test_the_hash_of_a_folder_is_as_it_was(folder: Path) -> None:
+    assert data_hash(folder) == "304c5e9618443805", "else every user trains every seed anew"
+
+
 def test_of_imdb_around_which_the_folder_lies_the_reviews_or_the_archive_count(tmp_path: Path) -> None:
     review = tmp_path / "folder" / "aclImdb" / "train" / "neg" / "0_1.txt"
     review.parent.mkdir(parents=True)
