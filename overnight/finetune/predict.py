@@ -69,6 +69,8 @@ class Trained:
     """Most tokens of a sequence."""
     facts: dict[str, Any]
     """As in `task.json`: `kind`, `labels`, `spec`, `result`; of the pretrained model the kind `mask` alone."""
+    run_dir: Path | None = None
+    """The run folder in which the task was fine-tuned; None of an export, of a model of others, and of a pretrained model."""
     between: Callable[[], object] = bool
     """Called before each batch: a server answers others there. `bool` does nothing."""
 
@@ -273,7 +275,7 @@ def _load_task(run: BertRun, name: str, facts: dict[str, Any]) -> Trained:
     model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
     reader.fill(model, read_weights(folder, facts), folder)
     model = at_work(model, run.precision, device)
-    return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts)
+    return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts, run.run_dir)
 
 
 def answer_file(model: Trained, path: str, form: str = "") -> Iterator[dict[str, Any]]:

@@ -20,6 +20,7 @@ from overnight.finetune.predict import Trained, answer_questions
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.task_rows import load_questions, load_sentences, load_texts, question_rows, sentence_rows, text_rows
 from overnight.finetune.task_scores import evaluate_tags, evaluate_texts, question_files
+from overnight.run_dir.task_results import scored_seeds
 from overnight.tasks.classification import labeled_rows
 from overnight.tasks.conll import Sentence, read_sentences
 from overnight.tasks.examples import Example
@@ -124,7 +125,9 @@ def _seen_notes(model: Trained, rows: Sequence[Hashable], noun: str) -> tuple[st
         train, selection, dev = _own_rows(model, spec)
     except UserError:
         return ()
-    by_dev = result.get("selected_on") == "dev" or len(spec.seeds) > 1 or "null_threshold" in result["metrics"]
+    # Those that the model's command was given, and those of commands after it.
+    seeds = {*spec.seeds, *(scored_seeds(model.run_dir, result) if model.run_dir else ())}
+    by_dev = result.get("selected_on") == "dev" or len(seeds) > 1 or "null_threshold" in result["metrics"]
     chosen = {*selection, *(dev if by_dev else ())} - {*train}
     notes = []
     for seen, what, but in (

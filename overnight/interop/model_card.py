@@ -17,7 +17,7 @@ from overnight.corpus.named_sources import named_paths
 from overnight.corpus.shards import Manifest
 from overnight.display import measures, number, plural, scale_of, share
 from overnight.interop.layout import HEADS, Kind
-from overnight.run_dir.task_results import results_of
+from overnight.run_dir.task_results import scored_seeds
 from overnight.state_files import file_digest, read_mapping
 
 _PIPELINE = """from transformers import pipeline
@@ -70,7 +70,7 @@ def model_card(
         *([_steps(run, progress)] if progress and not elsewhere else []),
         *([] if elsewhere else [f"```yaml\n{yaml.safe_dump(_recipe(run), sort_keys=False, width=120)}```"]),
         "## Scores",
-        *(_task(task, _seeds(run, task), "" if elsewhere else _from(task["result"])) if task else _scores(run)),
+        *(_task(task, scored_seeds(run.run_dir, task["result"]), "" if elsewhere else _from(task["result"])) if task else _scores(run)),
         "## License",
         f"{license}."
         if license
@@ -165,13 +165,6 @@ def _scores(run: BertRun) -> Iterator[str]:
     if isinstance(blimp := found.get("blimp"), dict):
         rows.append(f"| BLiMP | {share(blimp['accuracy'])} |")
     yield "\n".join(["| | |", "|---|---|", *rows]) if rows else "None were measured; `overnight evaluate` does."
-
-
-def _seeds(run: BertRun, task: Mapping[str, Any]) -> list[int]:
-    """Return the seeds among which the model of a task is the best: those that were scored, now or in a command after it."""
-    result = task["result"]
-    scored = results_of(run.run_dir / "tasks.jsonl", str(result.get("name", "")), str(result.get("config_hash", "")))
-    return sorted({result["seed"], *(entry["seed"] for entry in scored if entry.get("init") == "pretrained")})
 
 
 def _from(result: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,20 @@ def results_of(path: Path, name: str, config_hash: str) -> list[dict[str, Any]]:
     mine = [entry for entry in read_results(path) if entry["name"] == name]
     others = (place for place, entry in enumerate(mine, 1) if entry.get("init") == "pretrained" and entry.get("config_hash") != config_hash)
     return [entry for entry in mine[max(others, default=0) :] if entry.get("config_hash") == config_hash]
+
+
+def scored_seeds(run_dir: Path, result: Mapping[str, Any]) -> list[int]:
+    """Return the seeds among which the model of a task is the best: those that were scored, now or in a command after it.
+
+    Args:
+        run_dir: the run folder.
+        result: of the model, as its `task.json` has it.
+
+    Raises:
+        DataError: as of :func:`read_results`.
+    """
+    scored = results_of(run_dir / "tasks.jsonl", str(result.get("name", "")), str(result.get("config_hash", "")))
+    return sorted({result["seed"], *(entry["seed"] for entry in scored if entry.get("init") == "pretrained")})
 
 
 def append_result(path: Path, entry: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
 from overnight.finetune.finetune import finetune
-from overnight.run_dir.task_results import read_results
+from overnight.run_dir.task_results import append_result, read_results
 from tests.finetune.conftest import SPEC, Task
 
 Captured = pytest.CaptureFixture[str]
@@ -111,6 +111,19 @@ def test_rows_are_said_to_be_trained_on_or_chosen_by_as_they_were(
     finetune(run, "mine")
     notes = _notes(run, tmp_path / "mine.csv", capsys)
     assert len(notes) == len(seen) and all(note.startswith(start) for note, start in zip(notes, seen, strict=True))
+
+
+def test_rows_that_the_seeds_of_a_later_command_were_compared_by_are_said_to_have_chosen_the_model(
+    with_task: Task, classes: Path, capsys: Captured
+) -> None:
+    run = with_task("csv", classes)
+    finetune(run, "mine")
+    chosen = "2 of 20 rows are of those that the model, its epoch or its threshold was chosen by: a score there is a little too good"
+    assert chosen not in _notes(run, classes / "dev.csv", capsys)
+    log = run.run_dir / "tasks.jsonl"
+    (entry,) = [entry for entry in read_results(log) if entry["kind"] == "finetune"]
+    append_result(log, {**entry, "seed": 1, "value": -1.0})
+    assert chosen in _notes(run, classes / "dev.csv", capsys)
 
 
 @pytest.fixture(params=["classes", "pairs", "topics", "tags", "questions"])
