@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from overnight.console import Styled
-from overnight.corpus.look import Selection, passages, search_pattern, selected_documents
+from overnight.corpus.look import Selection, count_of_source, passages, search_pattern, selected_documents
 from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument, local_folder
 from overnight.display import json_line, plural
 from overnight.errors import ConfigError
@@ -58,15 +58,32 @@ def look(options: argparse.Namespace) -> int:
             _show(document, prepared.decoder, pattern, text, options, out)
         if shown == limit:
             if not (options.number or sample):
-                _say(f"{plural(shown, 'document')} shown of the first {read:,} of {options.split}; --limit shows more")
+                where = f"that source in {options.split}" if options.source else options.split
+                _say(f"{plural(shown, 'document')} shown of the first {read:,} of {where}; --limit shows more")
             return 0
-    if searching or options.source:
-        _say(f"{plural(shown, 'document')} found, of {read:,} {'looked through' if searching else 'of that source'} in {options.split}")
-        if options.source and not read:
-            names = [source.name or source.path for source in prepared.manifest.sources]
-            more = ", ..." if len(names) > _SOURCES else ""
-            _say(f"no name of a document or a source has {options.source!r} in it; sources are {', '.join(names[:_SOURCES])}{more}")
+    if searching and (read or not options.source):
+        _say(
+            f"{plural(shown, 'document')} found, of {read:,}{' of that source' if options.source else ''} looked through in {options.split}"
+        )
+    elif options.source:
+        _say(_of_source(prepared, options, read))
     return 0 if shown else 1
+
+
+def _of_source(prepared: Prepared, options: argparse.Namespace, read: int) -> str:
+    """Return how many documents were shown of how many of a source; where it has none, which splits or which other sources have some."""
+    source, split = options.source, options.split
+    if read:
+        count = count_of_source(prepared, split, source)
+        if read < count:
+            return f"{read:,} of the {count:,} documents of that source in {split}, at random"
+        return f"{plural(read, 'document')} found, of {read:,} of that source in {split}"
+    counts = {other: count_of_source(prepared, other, source) for other in prepared.splits() if other != split}
+    if elsewhere := [f"{other} has {count:,}: --split {other}" for other, count in counts.items() if count]:
+        return f"no document of that source in {split}; {'; '.join(elsewhere)}"
+    names = [source.name or source.path for source in prepared.manifest.sources]
+    more = ", ..." if len(names) > _SOURCES else ""
+    return f"no name of a document or a source has {source!r} in it; sources are {', '.join(names[:_SOURCES])}{more}"
 
 
 def _say(text: str) -> None:

@@ -51,6 +51,11 @@ def selected_documents(prepared: Prepared, selection: Selection) -> Iterator[Pre
             yield from (prepared.document(selection.split, first + row) for row in rows.tolist())
 
 
+def count_of_source(prepared: Prepared, split: str, source: str) -> int:
+    """Return how many documents of a split :func:`selected_documents` takes for those of a source."""
+    return sum(len(rows) for _, rows in _candidates(prepared, Selection(split, source=source)))
+
+
 def _table(prepared: Prepared) -> DocumentTable:
     if prepared.table is None:
         raise DataError(

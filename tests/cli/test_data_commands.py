@@ -180,15 +180,23 @@ def test_documents_of_a_source_are_found_and_drawn(folder: Path, capsys: Capture
     assert [row["number"] for row in rows] == mine and all("b.jsonl#" in row["name"] for row in rows)
     assert said.err == f"{len(mine)} documents found, of {len(mine)} of that source in train\n"
     assert call("data", "look", folder, "--source", "b.jsonl", "--random", 2, "--json") == 0
-    assert {json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()} < set(mine)
+    said = capsys.readouterr()
+    assert {json.loads(line)["number"] for line in said.out.splitlines()} < set(mine)
+    assert said.err == f"2 of the {len(mine)} documents of that source in train, at random\n"
     assert call("data", "look", folder, "--source", "nowhere") == 1
     said = capsys.readouterr().err
-    assert said.startswith(
-        "0 documents found, of 0 of that source in train\nno name of a document or a source has 'nowhere' in it; sources are "
-    )
+    assert said.startswith("no name of a document or a source has 'nowhere' in it; sources are ")
     assert said.endswith("/b.jsonl\n")
     assert call("data", "look", folder, "--source", "b.jsonl", "--limit", 1) == 0
-    assert capsys.readouterr().err.endswith("1 document shown of the first 1 of train; --limit shows more\n")
+    assert capsys.readouterr().err.endswith("1 document shown of the first 1 of that source in train; --limit shows more\n")
+
+
+def test_a_source_that_has_documents_in_another_split_alone_is_said_to_be_there(folder: Path, capsys: Captured) -> None:
+    trained, scored = ([document.name for document in Prepared(folder).documents(split)] for split in ("train", "valid"))
+    name = next(name for name in scored if not any(name in other for other in trained))
+    for more in ([], ["--random", 2], ["--search", "e"]):
+        assert call("data", "look", folder, "--source", name, *more) == 1
+        assert capsys.readouterr().err == "no document of that source in train; valid has 1: --split valid\n"
 
 
 def test_json_lines_have_the_text_the_sentences_and_the_tokens(folder: Path, capsys: Captured) -> None:
