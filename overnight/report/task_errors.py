@@ -100,7 +100,7 @@ def row_text(row: dict[str, Any], chars: int = 0) -> str:
 
     Args:
         row: of `worst`.
-        chars: most characters of its text; 0 is all.
+        chars: most characters of its text, of what is right, and of what was answered; 0 is all.
     """
     # A control character in a text is none for the terminal.
     return visible(_row_text(row, chars))
@@ -108,14 +108,17 @@ def row_text(row: dict[str, Any], chars: int = 0) -> str:
 
 def _row_text(row: dict[str, Any], chars: int) -> str:
     text = " | ".join(" ".join(str(row[key]).split()) for key in ("text", "text_a", "text_b") if key in row)
-    text = f"{text[:chars]}…" if 0 < chars < len(text) else text
-    right, given = (_words(row[key]) for key in ("label", "answer"))
+    text, right, given = (_cut(part, chars) for part in (text, _words(row["label"]), _words(row["answer"])))
     if "wrong_tags" in row:
         return f"{row['id']}: {text} (right: {right}; answered: {given}; {plural(row['wrong_tags'], 'wrong tag')})"
     if "f1" in row:
         return f"{row['id']}: {text} (right: {right}; answered: {given}; F1 {share(row['f1'])})"
     how = f"off by {quantity(row['error'])}" if "error" in row else f"what is right has probability {share(row['probability'])}"
     return f"{row['id']}: {text} (right: {right}, answered: {given}; {how})"
+
+
+def _cut(text: str, chars: int) -> str:
+    return f"{text[:chars]}…" if 0 < chars < len(text) else text
 
 
 def _words(answer: Any) -> str:

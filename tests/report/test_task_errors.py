@@ -61,6 +61,13 @@ def test_a_task_without_errors_has_no_lines_and_rows_are_said_as_their_kind_is(t
     assert row_text(several) == "1: t (right: none, answered: x, y; what is right has probability 10.0 %)"
 
 
+def test_long_labels_are_cut_like_texts_and_a_page_has_them_whole() -> None:
+    row = {"id": "1", "text": "t" * 12, "label": "a" * 12, "answer": ["b" * 6, "c"], "probability": 0.1}
+    cut = f"{'t' * 5}… (right: {'a' * 5}…, answered: {'b' * 5}…; "
+    assert row_text(row, 5).startswith(f"1: {cut}")
+    assert row_text(row).startswith(f"1: {'t' * 12} (right: {'a' * 12}, answered: {'b' * 6}, c; ")
+
+
 def test_the_report_says_where_the_errors_of_a_task_are_missing(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*metrics(), LINE])
     place = _errors(folder)
