@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -130,7 +130,8 @@ def score_blimp(model: MaskedLM, paradigms: Sequence[Paradigm], count: int, fold
         line.update(
             f"BLiMP {number + 1}/{len(paradigms)} {paradigm.name}: {share(mean([*scores.values()]).accuracy)} so far, {duration(left)} left"
         )
-    return [scores[paradigm.name] for paradigm in paradigms]
+    # Of pairs that were scored before their files were given another field or term.
+    return [replace(scores[paradigm.name], field=paradigm.field, term=paradigm.term) for paradigm in paradigms]
 
 
 @dataclass(frozen=True)

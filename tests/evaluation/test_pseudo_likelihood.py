@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,15 @@ def test_scores_of_other_weights_pairs_or_precision_are_not_taken(tmp_path: Path
         score_blimp(other, pairs, count, tmp_path / "x", Line(io.StringIO()))
         assert other.sequences
     assert len(list((tmp_path / "x").iterdir())) == 5
+
+
+def test_a_field_or_term_that_was_changed_since_is_that_of_the_files(tmp_path: Path) -> None:
+    found = many(tmp_path / "blimp")
+    before = score_blimp(TableLM(agreement), found, 0, tmp_path / "x", Line(io.StringIO()))
+    changed = [replace(paradigm, field="syntax", term="islands") for paradigm in found]
+    again = TableLM(agreement)
+    after = score_blimp(again, changed, 0, tmp_path / "x", Line(io.StringIO()))
+    assert after == [replace(score, field="syntax", term="islands") for score in before] and not again.sequences
 
 
 def test_damaged_scores_are_made_anew_and_a_folder_that_cannot_be_written_only_warns(tmp_path: Path) -> None:
