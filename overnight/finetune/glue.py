@@ -70,7 +70,7 @@ def write_submission(run_dir: Path, to: Path) -> list[str]:
         to: a folder, or a .zip to upload.
 
     Returns:
-        what was written, and what is missing or has another number of rows than the published file.
+        what was written, what is missing or has another number of rows than the published file, and which files of the folder are older.
 
     Raises:
         DataError: when the run has no task of GLUE with answers for its test rows.
@@ -101,7 +101,9 @@ def write_submission(run_dir: Path, to: Path) -> list[str]:
     else:
         for file, content in files.items():
             write_whole(to / file, [content])
-    return [*said, *([f"missing: {', '.join(missing)}; the server wants every file"] if missing else []), f"written: {to}"]
+    said += [f"missing: {', '.join(missing)}; the server wants every file"] if missing else []
+    old = [] if to.suffix == ".zip" else [to / f"{name}.tsv" for name in missing if (to / f"{name}.tsv").is_file()]
+    return [*said, *(f"{file} is of an earlier submission: delete it" for file in old), f"written: {to}"]
 
 
 def _official(task: str, answer: str) -> str:

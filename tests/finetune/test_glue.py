@@ -85,8 +85,14 @@ def test_all_tasks_are_tuned_by_one_command_and_answered_as_the_server_wants(
             path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()
         }
     before = (tmp_path / "glue.zip").read_bytes()
-    write_submission(run, tmp_path / "glue.zip")
+    said = write_submission(run, tmp_path / "glue.zip")
     assert (tmp_path / "glue.zip").read_bytes() == before
+
+    assert not any("earlier submission" in line for line in (*said, *write_submission(run, tmp_path / "out")))
+    shutil.rmtree(run / "finetune" / "cola")
+    said = write_submission(run, tmp_path / "out")
+    assert [line for line in said if "earlier" in line] == [f"{tmp_path / 'out' / 'CoLA.tsv'} is of an earlier submission: delete it"]
+    assert (tmp_path / "out" / "CoLA.tsv").is_file() and not any("earlier" in line for line in write_submission(run, tmp_path / "glue.zip"))
 
 
 def test_a_task_that_cannot_be_read_is_left_out_and_the_others_are_tuned(run: Path, glue: Path, capsys: pytest.CaptureFixture[str]) -> None:
