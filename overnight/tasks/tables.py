@@ -257,6 +257,8 @@ def _columns(train: Path, rows: list[Line], names: Columns, lists: str) -> tuple
     if ending == ".parquet":  # a column is there even if it is empty in the first row
         known, unread = parquet_columns(train, lists)
         found = dict.fromkeys(known)
+    if ending == ".jsonl":
+        unread = " (lists and objects, which are not read, apart)"
     if not found:
         raise DataError(f"{train}: has no column of texts or numbers; words with tags are --task=tokens")
     if len(found) == 1 and ending in (".csv", ".tsv") and any(mark in next(iter(found)) for mark in ";,\t|"):
@@ -314,7 +316,9 @@ def _examples(path: Path, rows: list[Line], texts: tuple[str, str | None], targe
             raise DataError(f"{where}: id {row_id!r} was used before")
         seen.add(row_id)
         if (column := _unlabeled(cells, target)) and name != "test":
-            raise DataError(f"{where}: column {column!r} {_absent(column, cells)}{_as_often(column, rows)}")
+            several = target.kind == "classification" and column not in cells
+            more = f"; several classes a row are `labels` (--columns.labels={column})" if several else ""
+            raise DataError(f"{where}: column {column!r} {_absent(column, cells)}{_as_often(column, rows)}{more}")
         label = None if column else _label(cells, target, where)
         yield Example(row_id, cells[column_a], cells[column_b] if column_b else None, label)
 
@@ -357,7 +361,7 @@ def _is_label(value: object) -> bool:
 
 
 def _absent(column: str, cells: Mapping[str, str]) -> str:
-    return "is empty" if column in cells else f"is missing or null (there are {', '.join(cells)})"
+    return "is empty" if column in cells else f"is missing, null, or a list or an object (there are {', '.join(cells)})"
 
 
 def _as_often(column: str, rows: list[Line]) -> str:

@@ -93,7 +93,7 @@ def test_pairs_and_scores_make_a_regression_on_pairs(tmp_path: Path) -> None:
 def test_a_second_text_that_the_first_row_of_json_lacks_is_not_lost_for_the_others(second: dict[str, None], tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps({"text_a": "a", "label": i % 2, **({"text_b": "b"} if i else second)}) + "\n" for i in range(20)))
-    with pytest.raises(DataError, match=r"t.jsonl:1: column 'text_b' is missing or null \(there are text_a, label\)"):
+    with pytest.raises(DataError, match=r"t.jsonl:1: column 'text_b' is missing, null, or a list or an object \(there are text_a, label\)"):
         load_task("csv", path)
     first, *others = (content for _, content in filter(None, read_input(str(path), {"task": "csv"})))
     assert first == {"id": "0", "text_a": "a"} and [row["text_b"] for row in others if isinstance(row, dict)] == ["b"] * 19
@@ -136,8 +136,14 @@ BAD = {
     "json field absent": (
         "t.jsonl",
         '{"text": "a", "label": "x"}\n{"label": "y"}\n',
-        r"t\.jsonl:2: column 'text' is missing or null \(there are label\)",
+        r"2: column 'text' is missing, null, .* \(there are label\)",
     ),
+    "a label of several": (
+        "t.jsonl",
+        '{"text": "a", "label": "x"}\n{"text": "b", "label": ["x", "y"]}\n',
+        r"t\.jsonl:2: column 'label' is missing, null, or a list .*\(there are text\); several classes .* \(--columns\.labels=label\)",
+    ),
+    "labels of several": ("t.jsonl", '{"text": "a", "label": ["x"]}\n', r"columns text \(lists and objects, which are not read, apart\)"),
     "score is no number": ("t.csv", "text,score\na,1\nb,many\n", r"t\.csv:3: score 'many' is not a number"),
     "score is a code": ("t.csv", "text,score\na,1\nb,2020_1\n", r"t\.csv:3: score '2020_1' is not a number"),
     "score is infinite": ("t.csv", "text,score\na,1\nb,inf\n", r"t\.csv:3: score 'inf' is not finite"),
