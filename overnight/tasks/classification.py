@@ -102,7 +102,12 @@ def labeled_rows(
     if task in _GLUE and path.suffix.lower() in (".tsv", ".txt"):
         found = _GLUE[task]
         first = read_text(path).partition("\n")[0].rstrip("\r").split("\t")
-        header = () if {found.a, found.target} <= set(first) else found.header
+        if {found.a, found.b or found.a} <= set(first) and found.target not in first:
+            raise DataError(
+                f"{path}: has no labels (column {found.target!r}), as the test files of GLUE; "
+                f"score {found.dev}.tsv, or answer these with `overnight predict`"
+            )
+        header = () if found.a in first else found.header
         examples = list(_glue_examples(read_tsv(path, header, found.broken, skipped), found, path, labeled=True))
         if kind != "regression":
             check_labels(examples, labels, path)
@@ -169,6 +174,7 @@ def read_diagnostic(folder: Path) -> list[Example]:
 
 
 def _glue_examples(lines: Iterator[Line], task: _Glue, file: Path, labeled: bool) -> Iterator[Example]:
+    seen: set[str] = set()
     for count, (number, cells) in enumerate(lines):
         needed = [c for c in (task.a, task.b, task.target if labeled else None) if c]
         if count == 0 and (absent := [c for c in needed if c not in cells]):
@@ -180,6 +186,9 @@ def _glue_examples(lines: Iterator[Line], task: _Glue, file: Path, labeled: bool
         label = _glue_label(cells[task.target], task, where) if labeled else None
         # QQP calls it `id`, and repeats none; CoLA, SST-2 and MRPC have no index in their training files.
         row_id = cells.get("index") or cells.get("id") or str(count)
+        if row_id in seen:
+            raise DataError(f"{where}: id {row_id!r} was used before")
+        seen.add(row_id)
         yield Example(row_id, cells[task.a], text_b, label)
 
 

@@ -163,6 +163,29 @@ def test_the_broken_lines_of_qqp_are_left_out_and_told_up_to_a_limit(tmp_path: P
         load_task("qqp", folder)
 
 
+@pytest.mark.parametrize("name", ["train", "dev", "test"])
+def test_an_id_that_repeats_in_a_file_of_glue_is_named(name: str, tmp_path: Path) -> None:
+    head, rows = "index\tsentence1\tsentence2\tlabel\n", "0\ta\tb\tentailment\n1\tc\td\tentailment\n"
+    folder = _write(tmp_path, train=head + rows, dev=head + rows, test=head + rows)
+    _write(tmp_path, **{name: head + rows + rows})
+    with pytest.raises(DataError, match=rf"{name}\.tsv:4: id '0' was used before"):
+        load_task("rte", folder)
+
+
+@pytest.mark.parametrize(
+    ("task", "head", "target", "dev"),
+    [("mnli", "index\tsentence1\tsentence2", "gold_label", "dev_matched"), ("cola", "index\tsentence", "label", "dev")],
+)
+def test_rows_to_score_without_labels_are_said_to_be_those_of_a_test_file(
+    task: str, head: str, target: str, dev: str, tmp_path: Path
+) -> None:
+    columns = len(head.split("\t"))
+    _write(tmp_path, test="\n".join([head, "\t".join("0a b"[:columns]), ""]))
+    said = rf"test\.tsv: has no labels \(column '{target}'\), as the test files of GLUE; score {dev}\.tsv, or answer these with `overnight predict`"
+    with pytest.raises(DataError, match=said):
+        labeled_rows(task, tmp_path / "test.tsv", Columns(), "classification", ("0", "1"))
+
+
 def test_sst_rows_with_another_label_or_a_broken_quote_are_named(tmp_path: Path) -> None:
     for name in ("train", "dev", "test"):
         (tmp_path / f"{name}_binary_sent.csv").write_text("label,sentence\n1,good\n")
