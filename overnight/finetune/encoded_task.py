@@ -23,7 +23,7 @@ from overnight.finetune.task_rows import load_questions, load_sentences, load_te
 from overnight.finetune.task_scores import evaluate_questions, evaluate_tags, evaluate_texts
 from overnight.tasks.baselines import baselines, commonest_tags
 from overnight.tasks.conll import Sentence
-from overnight.tasks.examples import Example, TaskData
+from overnight.tasks.examples import Example, TaskData, digest_of_texts
 from overnight.tasks.labels import NO_CORRELATION, have_one_number
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import number_of
@@ -58,6 +58,8 @@ class EncodedTask:
     """Of one's own table, the columns that its texts were read from."""
     undefined: bool = False
     """Whether its metric is a correlation, which is not defined, as the rows that are scored have one number."""
+    diagnostic: str = ""
+    """Of MNLI, :func:`overnight.tasks.examples.digest_of_texts` of the diagnostic set; empty where it is not there."""
     class_weights: tuple[float, ...] = ()
     """Of each class in the loss; empty where all are alike."""
     selection: tuple[EncodedExamples, Evaluate] | None = None
@@ -147,6 +149,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         pairs=any(example.text_b is not None for example in rows.train),
         columns=task.columns,
         undefined=undefined,
+        diagnostic=digest_of_texts(task.extra["diagnostic"]) if "diagnostic" in task.extra else "",
         class_weights=weights,
         selection=(encoded(rows.selection), partial(evaluate, rows.selection)) if rows.selection else None,
     )

@@ -37,6 +37,7 @@ from overnight.run_dir.atomic import write_whole
 from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, read_results, results_of
 from overnight.tasks.classification import read_diagnostic
+from overnight.tasks.examples import digest_of_texts
 
 
 def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
@@ -220,6 +221,8 @@ class _Tuning:
             "spec": {**asdict(self.spec), **self.begin.paths},  # those that its hash has
             "result": entry,
         }
+        if task.diagnostic:
+            facts["diagnostic"] = task.diagnostic
         write_files(beside, files)
         write_facts(beside, facts)
         for split, rows in splits.items():
@@ -231,16 +234,19 @@ class _Tuning:
 
 
 def _answer_diagnostic(run: BertRun, name: str, line: Line) -> None:
-    """Answer the diagnostic set of GLUE where it came after the model of MNLI was trained, which has seen and scored none of it."""
-    path = run.run_dir / "finetune" / name / "diagnostic.tsv"
-    examples = [] if path.exists() else read_diagnostic(environment_path(run.finetune[name].path, f"finetune.{name}.path"))
-    if not examples:
+    """Answer the diagnostic set of GLUE where it came, or was changed, after the model of MNLI was trained, which has seen and scored none of it."""
+    folder = run.run_dir / "finetune" / name
+    path, examples = folder / "diagnostic.tsv", read_diagnostic(environment_path(run.finetune[name].path, f"finetune.{name}.path"))
+    facts, digest = read_facts(folder), digest_of_texts(examples)
+    # The facts of an earlier version do not say which rows were answered.
+    if not examples or (path.exists() and facts.get("diagnostic") == digest):
         return
     model = load_trained(run, name)
     outputs = model.outputs(encode_examples(model.tokenizer, model.vocabulary, examples, model.longest))
     answers = (in_words(answer_of(model.facts["kind"], model.facts["labels"], output)) for output in outputs)
     rows = "".join(f"{_cell(example.id)}\t{_cell(answer)}\n" for example, answer in zip(examples, answers, strict=True))
     write_whole(path, [f"index\tprediction\n{rows}".encode()])
+    write_facts(folder, {**facts, "diagnostic": digest})
     line.print(f"{name}: the diagnostic set is answered by the model that is there")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from overnight.errors import ConfigError, DataError
+from overnight.state_files import digest_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Example:
     text_b: str | None
     label: str | float | tuple[str, ...] | None
     """A label for classification, any number of them for multi-label classification, a number for regression."""
+
+
+def digest_of_texts(examples: Iterable[Example]) -> str:
+    """Return a hash of the ids and texts of rows: with others they are to be answered anew."""
+    return digest_of([(example.id, example.text_a, example.text_b) for example in examples])
 
 
 @dataclass(frozen=True)

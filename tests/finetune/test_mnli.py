@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from overnight import config, console
+from overnight.checkpoint.task_folder import read_facts, write_facts
 from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
@@ -76,3 +77,26 @@ def test_the_diagnostic_set_that_comes_after_the_training_is_answered_without_an
     assert (tmp_path / "run" / "tasks.jsonl").read_bytes() == log
     shutil.rmtree(tmp_path / "mnli")
     assert main(command) == 0
+
+
+def test_a_diagnostic_set_that_was_corrected_is_answered_anew_and_once(
+    pretrained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(pretrained.run_dir, tmp_path / "run")
+    write_mnli(tmp_path / "mnli")
+    rows = tmp_path / "mnli" / "diagnostic.tsv"
+    shutil.copy(tmp_path / "mnli" / "test_mismatched.tsv", rows)
+    command = ["finetune", "mnli", "--from", str(tmp_path / "run"), f"--path={tmp_path / 'mnli'}", "--epochs=1", "--seq_len=24"]
+    assert main(command) == 0
+    task = tmp_path / "run" / "finetune" / "mnli"
+    for text, count in ((rows.read_text(), 0), (rows.read_text() + "3\tobject\tclass\n", 1), (rows.read_text().replace("good", "bad"), 1)):
+        rows.write_text(text)
+        capsys.readouterr()
+        assert main(command) == 0 and main(command) == 0
+        assert capsys.readouterr().out.count("the diagnostic set is answered") == count
+        assert [line.split("\t")[0] for line in (task / "diagnostic.tsv").read_text().splitlines()[1:]] == [
+            line.split("\t")[0] for line in text.splitlines()[1:]
+        ]
+    facts = read_facts(task)
+    write_facts(task, {key: value for key, value in facts.items() if key != "diagnostic"})  # as of an earlier version
+    assert main(command) == 0 and read_facts(task) == facts
