@@ -179,7 +179,7 @@ def _task_to_score(options: argparse.Namespace, overrides: list[str]) -> Model:
             open_run(options, overrides, BertRun)
         else:
             task = ""
-    model = open_model(options.source, task, overrides)
+    model = open_model(options.source, task, overrides, reads=options.task or "")
     if model.kind == "mask":
         have = f"--task=NAME, of {', '.join(model.tasks)}" if model.tasks else "`overnight finetune` makes one"
         raise ConfigError(f"{options.source}: is pretrained, and rows are scored by a fine-tuned task: {have}")

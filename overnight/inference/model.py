@@ -32,6 +32,7 @@ from overnight.interop.huggingface import head_of, load_pretrained, task_setting
 from overnight.interop.sources import HUB, hub_folder, read_source
 from overnight.interop.tokenizer_files import longest_text
 from overnight.state_files import is_text, kind_of
+from overnight.tasks.classification import kind_of_glue
 
 Text = str | Sequence[str] | Mapping[str, Any]
 """What is answered: a text, a pair of texts, or the fields of a JSON line (`question` and `context`, `tokens`, `id` and the like)."""
@@ -61,8 +62,14 @@ def load(
     return open_model(os.fspath(path), task, [f"{key}={value}" for key, value in given.items() if value is not None])
 
 
-def open_model(source: str, task: str, overrides: Sequence[str]) -> Model:
-    """Load a trained encoder as :func:`load` does, with run-level overrides as the command line has them."""
+def open_model(source: str, task: str, overrides: Sequence[str], reads: str = "") -> Model:
+    """Load a trained encoder as :func:`load` does, with run-level overrides as the command line has them.
+
+    Args:
+        source, task: `path` and `task` of :func:`load`.
+        overrides: `key=value`.
+        reads: the task of GLUE whose files a folder of others, which does not say, is scored on.
+    """
     path, whole = Path(source), Path(os.path.abspath(source))  # `.` may be such a folder
     if (whole / "task.json").is_file() and whole.parent.name == "finetune" and not task:
         path, task = whole.parent.parent, whole.name
@@ -92,7 +99,7 @@ def open_model(source: str, task: str, overrides: Sequence[str]) -> Model:
         trained = _pretrained(initial, run)
         return Model(dataclasses.replace(trained, longest=longest_text(path, trained.longest)), source, "", ())
     name = task_of(path / "model.safetensors") or _name(source)
-    return Model(_with_head(initial, run, path, kind, labels), source, name, ())
+    return Model(_with_head(initial, run, path, kind, labels, reads), source, name, ())
 
 
 def _name(source: str) -> str:
@@ -302,7 +309,7 @@ def _pretrained(initial: Initial, run: BertRun) -> Trained:
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], run.model.max_position_embeddings, facts)
 
 
-def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: list[str]) -> Trained:
+def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: list[str], reads: str) -> Trained:
     """Return the model of a task in a folder of Hugging Face."""
     known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run, predicts=True)
     state, _, _ = load_pretrained(folder)
@@ -315,7 +322,7 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     network = at_work(network, run.precision, device)
     longest = longest_text(folder, run.model.max_position_embeddings)
     reader_of = {"spans": "squad", "token_classification": "tokens"}
-    said = task_settings(folder)
+    said = task_settings(folder) or ({"task": reads} if kind_of_glue(reads) == kind else {})
     spec = {
         "task": reader_of.get(kind) or said.get("task", "csv"),
         "columns": said.get("columns"),

@@ -52,6 +52,13 @@ _GLUE = {
 }
 
 
+def kind_of_glue(task: str) -> Literal["classification", "regression", ""]:
+    """Return what a task of GLUE is answered with; nothing of another task."""
+    if task not in _GLUE:
+        return ""
+    return "classification" if _GLUE[task].labels else "regression"
+
+
 def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES, dev: Path | None = None, share: float = 0.1) -> TaskData:
     """Read a labeled task.
 
@@ -87,7 +94,7 @@ def labeled_rows(
     Args:
         task: that it was trained on, as of :func:`load_task`, or docnames.
         path: a file of GLUE (.tsv) or SST as published, or a table with the columns of one's own.
-        columns: names of the columns of such a table; a file is one where these are named.
+        columns: names of the columns of such a table; a file is one where these are named, or its header has `text` or `text_a`.
         kind: of the task: classification, multi_label or regression.
         labels: its classes.
         skipped: receives `file:line: why` for each broken line of QQP as published, which is left out.
@@ -102,6 +109,8 @@ def labeled_rows(
     if task in _GLUE and path.suffix.lower() in (".tsv", ".txt"):
         found = _GLUE[task]
         first = read_text(path).partition("\n")[0].rstrip("\r").split("\t")
+        if {"text", "text_a"} & {*first}:
+            return tables.labeled_rows(path, columns, kind, labels)
         if {found.a, found.b or found.a} <= set(first) and found.target not in first:
             raise DataError(
                 f"{path}: has no labels (column {found.target!r}), as the test files of GLUE; "

@@ -277,6 +277,29 @@ def test_a_file_of_glue_is_scored_by_the_export_as_by_the_run(
     assert found[0].keys() == {"task", "rows", "seconds", *metrics} and found[0] == pytest.approx(found[1])
 
 
+@pytest.mark.parametrize("task", ["cola", "qqp"])
+def test_a_file_of_glue_is_scored_by_a_model_of_others_where_the_task_is_named(
+    task: str, with_task: Task, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "dev"):
+        rows = _glue_file(task, tmp_path / "glue" / f"{split}.tsv")
+    run = with_task(task, tmp_path / "glue", epochs=1)
+    finetune(run, "mine")
+    assert main(["export", "--from", str(run.run_dir), "--task=mine", f"--to={tmp_path / 'others'}"]) == 0
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for named in ("mine", task):
+        assert main(["evaluate", "--from=others", f"--task={named}", f"--rows={rows}", "--json=score.json"]) == 0
+        found.append({**json.loads((tmp_path / "score.json").read_text()), "seconds": 0, "task": ""})
+        config_file = tmp_path / "others" / "config.json"
+        said = {key: value for key, value in json.loads(config_file.read_text()).items() if key != "overnight_task"}
+        config_file.write_text(json.dumps(said))
+    assert found[0] == found[1]
+    (tmp_path / "own.tsv").write_text("text\tlabel\na string\t1\n" if task == "cola" else "text_a\ttext_b\tlabel\na\tb\t1\n")
+    assert main(["evaluate", "--from=others", f"--task={task}", "--rows=own.tsv"]) == 0, "a table of one's own"
+    assert main(["evaluate", "--from=others", "--task=stsb", f"--rows={rows}"]) == 1, "its head answers with a class"
+
+
 def test_columns_of_the_rows_can_be_named(scored: Run, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "later.csv").write_text("body,kind,label\ninteger division,number,x\nstring literal,text,y\n")
     command = ["evaluate", "--from", str(scored.run_dir), "--task=mine", f"--rows={tmp_path / 'later.csv'}"]
