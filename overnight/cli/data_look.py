@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from overnight.console import Styled
+from overnight.corpus.document import printable
 from overnight.corpus.look import Selection, count_of_source, passages, search_pattern, selected_documents
 from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument, local_folder
 from overnight.display import json_line, plural
@@ -82,6 +83,8 @@ def _of_source(prepared: Prepared, options: argparse.Namespace, read: int) -> st
     if elsewhere := [f"{other} has {count:,}: --split {other}" for other, count in counts.items() if count]:
         return f"no document of that source in {split}; {'; '.join(elsewhere)}"
     names = [source.name or source.path for source in prepared.manifest.sources]
+    if any(printable(source) in name for known in prepared.manifest.sources for name in (known.name, known.path)):
+        return "no document of that source is in the folder"
     more = ", ..." if len(names) > _SOURCES else ""
     return f"no name of a document or a source has {source!r} in it; sources are {', '.join(names[:_SOURCES])}{more}"
 

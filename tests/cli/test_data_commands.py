@@ -199,6 +199,12 @@ def test_a_source_that_has_documents_in_another_split_alone_is_said_to_be_there(
         assert capsys.readouterr().err == "no document of that source in train; valid has 1: --split valid\n"
 
 
+def test_a_source_without_a_document_is_not_said_to_be_in_no_name(tmp_path: Path, capsys: Captured) -> None:
+    folder = prepared_folder(tmp_path, {"a.jsonl": texts(20), "b.jsonl": ["?"]})
+    assert call("data", "look", folder, "--source", "b.jsonl") == 1
+    assert capsys.readouterr().err == "no document of that source is in the folder\n"
+
+
 def test_json_lines_have_the_text_the_sentences_and_the_tokens(folder: Path, capsys: Captured) -> None:
     assert call("data", "look", folder, "--number", 3, "--json", "--sentences", "--tokens") == 0
     row, prepared = json.loads(capsys.readouterr().out), Prepared(folder)
