@@ -124,8 +124,6 @@ def _memory(total_gb: float) -> Iterator[Finding]:
 
 
 def _gpus(machine: dict[str, Any]) -> Iterator[Finding]:
-    import torch
-
     if not machine["gpus"]:
         built = machine.get("cuda")
         why = (
@@ -136,6 +134,8 @@ def _gpus(machine: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("note", "GPU", f"{why}; training runs on the CPU")
     for number, gpu in enumerate(machine["gpus"]):
         text = f"{gpu['name']}, {gpu['memory_gb']} GB, capability {gpu['capability']}, CUDA {machine['cuda']}, driver {machine['driver']}"
+        import torch  # which has found the GPU
+
         major, minor = map(int, gpu["capability"].split("."))
         why = why_no_kernels((major, minor), torch.cuda.get_arch_list())
         yield Finding("missing" if why else "ok", f"GPU {number}", f"{text}; {why}" if why else text)
