@@ -38,7 +38,8 @@ class Validator:
             try:
                 evaluate(context.workload.model, context.objective, steps, self.settings, context.workload.validation_carry())
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):  # else the first step of the training finds that out, and what fits
+                # In one process the first step of the training finds out what fits; of many, none may leave out what the others wait for.
+                if self.settings.world.size > 1 or not is_out_of_memory(error):
                     raise
 
     def evaluate(self, done: StepResult) -> None:
