@@ -62,7 +62,8 @@ def set_up_machine(run: Run, predicts: bool = False) -> torch.device:
     device = device_of(run)
     if run.precision == "int8" and device.type != "cpu":
         raise ConfigError("precision = int8: is for CPUs; take bf16, or compute.device=cpu")
-    if device.type == "cuda" and (why := why_no_kernels(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list())):
+    built = torch.cuda.get_arch_list() if device.type == "cuda" else []
+    if built and (why := why_no_kernels(torch.cuda.get_device_capability(device), built)):
         raise ConfigError(f"compute.device: {why}, or train on the CPU with compute.device=cpu")
     if device.type == "cpu":
         use_large_pages()

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from overnight import machine
 from overnight.checkpoint import reader
-from overnight.config import OPTIMIZERS, Run
+from overnight.config import OPTIMIZERS, Run, load_run
 from overnight.distributed.world import World
 from overnight.engine import loop, precision, stability, training_run
 from overnight.engine.finite import NonFiniteError, nonfinite_tensors
 from overnight.engine.loop import StepResult, training_steps
 from overnight.engine.micro_batch import conditions
 from overnight.engine.precision import CEILING, FLOOR, INITIAL_SCALE, LossScale, set_matmul_precision
+from overnight.errors import ConfigError
 from overnight.optim.groups import build_optimizer
 from tests.engine.test_loop_measurements import settings, work
 from tests.engine.test_pretrain import Stop, assert_same_run, finish, metrics
@@ -346,3 +347,14 @@ def test_no_start_of_fp16_costs_a_step_data_or_warm_up(tiny: Make, tmp_path: Any
             assert [line[key] for line in found[kind]] == [line[key] for line in found["fp32"]]
         assert [line["loss"] for line in found[kind]] == pytest.approx([line["loss"] for line in found["fp32"]], rel=0.01)
     assert found["fp16"][-1]["loss_scale"] == INITIAL_SCALE and found["high"][-1]["loss_scale"] < 2.0**24
+
+
+def test_a_gpu_for_which_torch_has_no_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_run, "device_of", lambda run: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    with pytest.raises(
+        ConfigError,
+        match=r"compute\.device: this torch has no kernels for compute capability 7\.0, only from 8\.0 on.* compute\.device=cpu",
+    ):
+        training_run.set_up_machine(load_run("demo"))
