@@ -120,10 +120,10 @@ class Processes:
             UserError: when a process was killed, or none can be started.
         """
         try:
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"), initializer=_start_worker)
             # The first call starts the processes: one that its parent left while starting it would print a traceback.
             with hold_signals():
-                if self._pool is None:
-                    self._pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"), initializer=_start_worker)
                 pending: Future[R] = self._pool.submit(_run_in_worker, function, task)
         except BrokenProcessPool:
             raise _killed() from None

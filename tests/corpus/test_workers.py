@@ -223,3 +223,16 @@ def test_large_tasks_are_dealt_first_those_of_about_one_size_as_they_come_and_re
     assert sorted(engine.begun) == tasks
     for (number, size), (later, next_size) in pairwise(engine.begun):
         assert next_size.bit_length() < size.bit_length() or (next_size.bit_length() == size.bit_length() and later > number)
+
+
+def test_signals_are_held_only_where_a_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made before, such as a server that processes are forked from, would have them blocked for good."""
+    made, masks = workers.get_context, list[set[int]]()
+
+    def context(method: str) -> Any:
+        masks.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+        return made(method)
+
+    monkeypatch.setattr(workers, "get_context", context)
+    assert [x for x, _ in run_tasks(_square, range(3), 2)] == [0, 1, 4]
+    assert masks == [set()]
