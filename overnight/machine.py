@@ -111,8 +111,7 @@ def why_no_kernels(capability: tuple[int, int], built: Sequence[str]) -> str:
     found = [(kind, int(major), int(minor)) for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(built))]
     if not built or any((major, minor) <= capability and (kind == "compute" or major == capability[0]) for kind, major, minor in found):
         return ""
-    least = ".".join(map(str, min(version for _, *version in found))) if found else "another"
     return (
-        f"this torch has no kernels for compute capability {capability[0]}.{capability[1]}, only from {least} on; install one that has, such as for a V100 that "
-        "for CUDA 12.6 (pip install torch --index-url https://download.pytorch.org/whl/cu126)"
+        f"this torch has no kernels for compute capability {capability[0]}.{capability[1]}, only for {', '.join(built)}; install one that has "
+        "(for a V100: pip install torch --index-url https://download.pytorch.org/whl/cu126)"
     )

@@ -181,11 +181,11 @@ class MetricsLogger:
         for text in [
             *([f"mixture: {', '.join(mixed)}"] if mixed else []),
             *group_lines(optimizer.param_groups),
-            *self._gpu_paths(optimizer),
+            *self._paths(optimizer),
         ]:
             self.context.line.print(f"  {text}")
 
-    def _gpu_paths(self, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    def _paths(self, optimizer: torch.optim.Optimizer) -> Iterator[str]:
         """Yield which kernels a GPU takes, and why not the fastest; of a CPU only what it lacks."""
         device, model = self.context.world.device, self.run.model
         if device.type == "cpu" and (why := native.why_not()):

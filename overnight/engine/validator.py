@@ -31,7 +31,7 @@ class Validator:
         self.steps = self.samples.validation_steps(self.context.run.logging.eval_examples)
 
     def warm_up(self) -> None:
-        """Take a step of the validation for nothing: on a GPU, and where layers are compiled, the first one takes much longer than all others."""
+        """Take two steps of the validation for nothing: on a GPU, and where layers are compiled, the first one takes much longer than all others."""
         context, device = self.context, self.settings.device
         if self.steps and (device.type == "cuda" or compiles_layers(context.run, device)):
             steps = [*self.steps[:1], *self.steps[-1:]]  # the longest and the shortest, which may be padded otherwise

@@ -115,7 +115,7 @@ def test_a_gpu_for_which_torch_has_no_kernels_is_missing_one_that_has(monkeypatc
         machine = {"gpus": [{"name": "one", "memory_gb": 16, "capability": capability}], "cuda": "13.0", "driver": "580"}
         found += subject._gpus(machine)
     assert [each.state for each in found] == ["missing", "ok", "ok", "ok"]
-    assert "no kernels for compute capability 7.0, only from 7.5 on; install one that has" in found[0].text
+    assert "no kernels for compute capability 7.0, only for sm_75, sm_80, sm_90, compute_90; install one that has" in found[0].text
 
 
 @pytest.mark.parametrize(

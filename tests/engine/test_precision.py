@@ -355,6 +355,6 @@ def test_a_gpu_for_which_torch_has_no_kernels_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     with pytest.raises(
         ConfigError,
-        match=r"compute\.device: this torch has no kernels for compute capability 7\.0, only from 8\.0 on.* compute\.device=cpu",
+        match=r"compute\.device: this torch has no kernels for compute capability 7\.0, only for sm_80, sm_90; .*compute\.device=cpu",
     ):
         training_run.set_up_machine(load_run("demo"))
