@@ -99,14 +99,14 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
         why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
         run = tiny(precision=precision, compute={"torch_compile": True})
         logger = SimpleNamespace(run=run, context=SimpleNamespace(world=World(device=torch.device(device))))
-        assert list(MetricsLogger._gpu_paths(logger, optimizer)) == expected  # type: ignore[arg-type]
+        assert list(MetricsLogger._paths(logger, optimizer)) == expected  # type: ignore[arg-type]
     why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
 
 
 def test_a_run_on_a_cpu_warns_that_it_is_slow_without_a_c_compiler(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "why_not", lambda: "there is no C compiler: install gcc, or set CC")
     logger = SimpleNamespace(run=tiny(), context=SimpleNamespace(world=World()))
-    (line,) = MetricsLogger._gpu_paths(logger, Lamb([torch.zeros(1, requires_grad=True)]))  # type: ignore[arg-type]
+    (line,) = MetricsLogger._paths(logger, Lamb([torch.zeros(1, requires_grad=True)]))  # type: ignore[arg-type]
     assert line.startswith("warning: all takes longer") and line.endswith("C: there is no C compiler: install gcc, or set CC")
 
 
