@@ -17,6 +17,7 @@ from overnight.tasks.rows import (
     NO_TEXT,
     LongLine,
     Row,
+    as_given,
     csv_rows,
     is_too_long,
     jsonl_rows,
@@ -50,6 +51,8 @@ Given = tuple[int, str | dict[str, str] | Broken]
 def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool = False) -> Iterator[Given | None]:
     """Yield what is to be answered for :func:`answered`: the lines of a file or of standard input, or the rows of a table.
 
+    Cells are stripped as they are to be trained on, but for questions, whose answers are places in the context as it was given.
+
     The texts of a table are in the columns that the task was trained on, or in `text` (of a pair `text_a`, or `text`, and `text_b`); other
     columns, such as the labels, are ignored. A row is called by its `id`, else by its `index` (not in one's own table), or else by its number, from 0
     as in `predictions.json`; errors name the line on which it begins.
@@ -81,7 +84,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
     known, unread = parquet_columns(Path(path)) if form == "parquet" and path != "-" else ([], "")
     columns: tuple[str, ...] = ()
     place = -1
-    for row in _rows(path, form, where, choices, header):
+    for row in _rows(path, form, where, (choices, header), as_given if spec["task"] == "squad" else str.strip):
         if row is None:
             yield None
             continue
@@ -90,7 +93,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
         if isinstance(cells, DataError):
             yield number, Broken(str(place), cells)
             continue
-        row_id = next((cells[column] for column in ids if cells.get(column)), str(place))
+        row_id = next(filter(None, (cells.get(column, "").strip() for column in ids)), str(place))
         try:
             if form == "jsonl":  # whose rows may each have other columns
                 columns = _chosen(cells, choices) or columns
@@ -173,11 +176,14 @@ def _is_conll(path: Path, labels: Collection[str]) -> bool:
     return len({len(words) for words in columns}) == 1 and (tagged or len(columns[0]) == 1)
 
 
-def _rows(path: str, form: str, where: str, choices: list[tuple[str, ...]], header: tuple[str, ...]) -> Iterator[Row | None]:
+def _rows(
+    path: str, form: str, where: str, names: tuple[list[tuple[str, ...]], tuple[str, ...]], cell: Callable[[str], str]
+) -> Iterator[Row | None]:
     """Yield the rows of a table.
 
     Args:
-        header: of a .tsv that is published without a line of names.
+        names: of columns of texts, and of a .tsv that is published without a line of names, as of :func:`_choices`.
+        cell: as of :func:`overnight.tasks.rows.tsv_rows`.
 
     Raises:
         DataError: it has none.
@@ -186,15 +192,16 @@ def _rows(path: str, form: str, where: str, choices: list[tuple[str, ...]], head
         raise DataError("standard input: a Parquet file is read from its end on; give the file by its name")
     found: Iterator[Row | None]
     if form == "parquet":
-        found = parquet_rows(Path(path))
+        found = parquet_rows(Path(path), cell=cell)
     elif form == "tsv":
-        lines = text_lines(path)
+        (choices, header), lines = names, text_lines(path)
         first = next(filter(None, lines), "")
         cells = first.rstrip("\r\n").split("\t")
         bare = len(cells) == len(header) and not any(column in cells for choice in choices for column in choice)
-        found = tsv_rows(chain([first], lines), where, header if bare else ())
+        found = tsv_rows(chain([first], lines), where, header if bare else (), cell)
     else:
-        found = csv_rows(text_lines(path), where) if form == "csv" else jsonl_rows(text_lines(path), where)
+        lines = text_lines(path)
+        found = csv_rows(lines, where, cell) if form == "csv" else jsonl_rows(lines, where, cell=cell)
     some = False
     for row in found:
         some = some or row is not None
@@ -233,7 +240,7 @@ def _texts(cells: Mapping[str, str], columns: tuple[str, ...], where: str, empty
     if missing := [column for column in columns if column not in cells]:
         raise DataError(f"{where}: has no {missing[0]!r} (it has {', '.join(cells)})")
     texts = [cells[column] for column in columns]
-    if not (empty or any(texts)):
+    if not (empty or any(map(str.strip, texts))):
         raise DataError(f"{where}: no text in column {columns[0]!r}")
     if not all(map(is_text, texts)):
         raise DataError(f"{where}: {NO_TEXT}")

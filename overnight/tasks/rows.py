@@ -15,7 +15,7 @@ import select
 import stat
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -135,13 +135,21 @@ def numbered(lines: Iterable[str | None]) -> Iterator[tuple[int, str | None]]:
         yield number, line
 
 
-def tsv_rows(lines: Iterable[str | None], where: str, header: tuple[str, ...] = ()) -> Iterator[Row | None]:
-    """Yield the rows of tab-separated lines in which a quotation mark is a character like any other, as in GLUE; cells are stripped at both ends.
+def as_given(cell: str) -> str:
+    """Return a cell without stripping it: places in it count from its first character."""
+    return cell
+
+
+def tsv_rows(
+    lines: Iterable[str | None], where: str, header: tuple[str, ...] = (), cell: Callable[[str], str] = str.strip
+) -> Iterator[Row | None]:
+    """Yield the rows of tab-separated lines in which a quotation mark is a character like any other, as in GLUE.
 
     Args:
         lines: ended by "\\n" alone: U+0085 and U+2028 occur inside sentences.
         where: the file, for errors.
         header: the columns of a file that has no header line.
+        cell: what is done to each text: stripped at both ends, or :func:`as_given`.
 
     Raises:
         DataError: two columns have one name.
@@ -165,10 +173,10 @@ def tsv_rows(lines: Iterable[str | None], where: str, header: tuple[str, ...] = 
         elif len(cells) != len(columns):
             yield number, DataError(f"{where}:{number}: {len(cells)} tab-separated fields where {len(columns)} belong")
         else:
-            yield number, dict(zip(columns, map(str.strip, cells), strict=True))
+            yield number, dict(zip(columns, map(cell, cells), strict=True))
 
 
-def csv_rows(lines: Iterable[str | None], where: str) -> Iterator[Row | None]:
+def csv_rows(lines: Iterable[str | None], where: str, cell: Callable[[str], str] = str.strip) -> Iterator[Row | None]:
     """Yield the rows of comma-separated lines with a header and double quotes (RFC 4180); arguments and errors as :func:`tsv_rows`.
 
     A quotation mark that is never closed would take all further rows into its own: the lines behind the first of a broken row are read once more,
@@ -208,13 +216,13 @@ def csv_rows(lines: Iterable[str | None], where: str) -> Iterator[Row | None]:
             yield begin, wrong
             continue
         if columns is None:
-            columns = [cell.strip() for cell in cells if begin > 1 or cells != SEPARATOR_ROW] or None
+            columns = [name.strip() for name in cells if begin > 1 or cells != SEPARATOR_ROW] or None
             check_header(columns or (), where)
         elif cells and len(cells) != len(columns):
             belong = f"{len(columns)} belong: {', '.join(columns)}"
             yield begin, DataError(f"{where}:{begin}: {len(cells)} fields where {belong}; quote texts that hold a comma")
         elif cells:
-            yield begin, dict(zip(columns, map(str.strip, cells), strict=True))
+            yield begin, dict(zip(columns, map(cell, cells), strict=True))
 
 
 def _returned(lines: Iterable[str | None]) -> Iterator[str | None]:
@@ -226,11 +234,11 @@ def _returned(lines: Iterable[str | None]) -> Iterator[str | None]:
             yield line
 
 
-def jsonl_rows(lines: Iterable[str | None], where: str, lists: str = "") -> Iterator[Row | None]:
+def jsonl_rows(lines: Iterable[str | None], where: str, lists: str = "", cell: Callable[[str], str] = str.strip) -> Iterator[Row | None]:
     """Yield the rows of JSON objects; numbers and booleans, and lists in one column, become their JSON text.
 
     Args:
-        lines, where: as of :func:`tsv_rows`.
+        lines, where, cell: as of :func:`tsv_rows`.
         lists: the column of lists.
     """
     for number, line in numbered(lines):
@@ -239,7 +247,7 @@ def jsonl_rows(lines: Iterable[str | None], where: str, lists: str = "") -> Iter
         elif isinstance(line, LongLine):
             yield number, line.problem(f"{where}:{number}")
         elif line.strip():
-            yield number, _of_json(number, line, where, lists)
+            yield number, _of_json(number, line, where, lists, cell)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -257,7 +265,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _EACH_ONCE = json.JSONDecoder(object_pairs_hook=_each_once)
 
 
-def _of_json(number: int, line: str, where: str, lists: str) -> dict[str, str] | DataError:
+def _of_json(number: int, line: str, where: str, lists: str, cell: Callable[[str], str]) -> dict[str, str] | DataError:
     try:
         value = parse_json(line, _EACH_ONCE)
     except ValueError as error:
@@ -266,10 +274,10 @@ def _of_json(number: int, line: str, where: str, lists: str) -> dict[str, str] |
         return DataError(f"{where}:{number}: has the key {error} twice; which one is meant? Give each a name of its own")
     if not isinstance(value, dict):
         return DataError(f"{where}:{number}: is {kind_of(value)}, not an object with columns")
-    return _plain(value, lists)
+    return _plain(value, lists, cell)
 
 
-def parquet_rows(path: Path, lists: str = "") -> Iterator[Row]:
+def parquet_rows(path: Path, lists: str = "", cell: Callable[[str], str] = str.strip) -> Iterator[Row]:
     """Yield the rows of a Parquet file, numbered from 1, as :func:`jsonl_rows` does; columns of other types are left out.
 
     Raises:
@@ -282,7 +290,7 @@ def parquet_rows(path: Path, lists: str = "") -> Iterator[Row]:
         for batch in file.iter_batches(_ROWS, use_threads=False):
             for row in _rows_of(batch.select(read)):
                 number += 1
-                yield number, DataError(f"{path}:{number}: column {row!r} {NO_TEXT}") if isinstance(row, str) else _plain(row, lists)
+                yield number, DataError(f"{path}:{number}: column {row!r} {NO_TEXT}") if isinstance(row, str) else _plain(row, lists, cell)
 
 
 def _rows_of(batch: Any) -> list[dict[str, Any] | str]:
@@ -352,12 +360,12 @@ def check_header(columns: Sequence[str], where: str) -> None:
         )
 
 
-def _plain(row: Mapping[str, Any], lists: str) -> dict[str, str]:
+def _plain(row: Mapping[str, Any], lists: str, text: Callable[[str], str]) -> dict[str, str]:
     """Return the cells of a row as texts; what is empty (of a number also NaN) or nested is left out, but for the column of lists, which is JSON."""
     cells: dict[str, str] = {}
     for column, cell in row.items():
         if isinstance(cell, str):
-            cells[column] = cell.strip()
+            cells[column] = text(cell)
         elif isinstance(cell, Decimal):
             cells[column] = str(cell)
         elif isinstance(cell, Real):

@@ -250,6 +250,15 @@ def test_questions_are_answered_from_their_context(run: Run) -> None:
     assert all(context[one["start"] : one["end"]] == one["answer"] for one in (first, second, plain)), "also where it stands there twice"
 
 
+@pytest.mark.parametrize("name", ["asked.jsonl", "asked.csv"])
+def test_where_an_answer_stands_counts_from_the_first_character_of_the_context_as_given(name: str, run: Run, tmp_path: Path) -> None:
+    context = "\n  The value is number nine. "
+    row = json.dumps({"question": "What is the value?", "context": context})
+    (tmp_path / name).write_text(row if name.endswith("l") else f'question,context\nWhat is the value?,"{context}"\n')
+    (answer,) = of_file(run, "squad", str(tmp_path / name))
+    assert answer["answer"] and context[answer["start"] : answer["end"]] == answer["answer"]
+
+
 def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = answers(run, "squad", '{"id": "é", "question": "What?", "context": "This value."}')
     write_answers(given, tmp_path / "predictions.json")

@@ -7,6 +7,8 @@ import io
 import itertools
 import json
 import os
+import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,30 @@ def test_no_line_of_a_csv_is_lost_whatever_is_wrong_with_it(content: str) -> Non
     # A line that begins no row is empty, or is within the quotation marks of the row before it.
     for before, number in itertools.pairwise([*begun, len(lines) + 1]):
         assert number == before + 1 or '"' in lines[before - 1] or not any(line.strip("\r\n") for line in lines[before : number - 1])
+
+
+@given(CELL, st.sampled_from(["csv", "tsv", "jsonl", "parquet"]))
+def test_a_context_is_read_as_it_was_given_since_answers_are_places_in_it(context: str, form: str) -> None:
+    if form == "tsv":
+        context = re.sub(r"[\t\r\n]", " ", context)
+    row = {"id": " a ", "question": "who?", "context": context}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"t.{form}")
+        if form == "parquet":
+            pq.write_table(pa.table({name: [cell] for name, cell in row.items()}), path)
+        elif form == "jsonl":
+            path.write_text(json.dumps(row))
+        else:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                quoting = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_ALL
+                writer = csv.writer(
+                    file, delimiter="\t" if form == "tsv" else ",", quoting=quoting, quotechar=None if form == "tsv" else '"'
+                )
+                writer.writerows([row.keys(), row.values()])
+        found = [content for _, content in filter(None, read_input(str(path), {"task": "squad"}))]
+        assert found == [{**row, "id": "a"}]
+        trained = {"csv": read_csv, "tsv": read_tsv, "jsonl": read_jsonl, "parquet": read_parquet}[form](path)
+        assert next(iter(trained))[1]["context"] == context.strip()
 
 
 def test_lines_of_a_csv_may_end_in_a_carriage_return_alone(tmp_path: Path) -> None:
