@@ -264,14 +264,15 @@ async def _body(request: Request, limits: Limits, allowed: tuple[str, ...]) -> d
         raise _Refused(400, f"the body is not UTF-8 (byte {error.start})") from None
     except ValueError as error:
         raise _Refused(400, f"the body is not JSON ({error})") from None
+    # Before all that an answer would quote, which is to be written as UTF-8.
+    if "\\ud" in text.lower() and not is_text(json.dumps(fields, ensure_ascii=False)):
+        raise _Refused(400, "half of a surrogate pair is no character")
     if not isinstance(fields, dict) or not isinstance(fields.get("texts"), list) or not fields["texts"]:
         raise _Refused(400, 'the body must be an object with a list of texts: {"texts": ["one", "two"]}')
     if unknown := sorted(fields.keys() - set(allowed)):
         raise _Refused(400, f"{unknown[0]}: is not known here; there are {', '.join(allowed)}")
     if len(fields["texts"]) > limits.texts:
         raise _Refused(413, f"{len(fields['texts']):,} texts; at most {limits.texts} at once")
-    if "\\ud" in text.lower() and not is_text(json.dumps(fields, ensure_ascii=False)):
-        raise _Refused(400, "half of a surrogate pair is no character")
     return fields
 
 
