@@ -37,7 +37,7 @@ class ImportRecord:
     __pydantic_config__ = STRICT
     version: int
     source: str
-    """The path, made absolute, or the name of the hub."""
+    """The path that it had then, made absolute, or the name of the hub."""
     random: list[str]
     """Heads that the checkpoint lacked, which are drawn at random."""
     files: str = ""
@@ -150,9 +150,11 @@ def run_folder(source: str) -> Path:
         record = out / "imported.json"
         found: ImportRecord | None = read_json(record, ImportRecord, f"delete {out}") if record.is_file() else None
         again = f"import it under another name: overnight import --from {source} --to runs/NAME"
-        if found is None or found.source != _absolute(source):
+        # By its files it is known again where it lies elsewhere now, as in a folder of everything that was moved.
+        same = found is not None and found.files != "" and found.files == source_digest(source)
+        if found is None or not (same or found.source == _absolute(source)):
             raise ConfigError(f"{out}: is another run than {source}; {again}")
-        if found.files and found.files != source_digest(source):
+        if found.files and not same:
             raise ConfigError(
                 f"{out}: was imported from other weights than {source} has now; delete {out}, with what was fine-tuned in it, or {again}"
             )

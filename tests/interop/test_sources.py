@@ -310,7 +310,7 @@ def test_commands_take_a_checkpoint_where_they_take_a_run(tmp_path: Path, monkey
     theirs, back = load_file("made/peer/model.safetensors"), load_file("back/model.safetensors")
     assert theirs.keys() == back.keys() and all(torch.equal(theirs[name], back[name]) for name in theirs)
     assert {path.name: path.read_bytes() for path in (tmp_path / "made" / "peer").iterdir()} == before
-    write_model(tmp_path / "other" / "peer")
+    write_model(tmp_path / "other" / "peer", num_hidden_layers=1)
     with pytest.raises(ConfigError, match=r"runs/peer: is another run than other/peer; import it under another name: overnight import"):
         run_folder("other/peer")
 
@@ -333,6 +333,22 @@ def test_a_checkpoint_that_was_replaced_is_not_taken_for_the_one_that_was_import
     record = json.loads((out / "imported.json").read_text())
     (out / "imported.json").write_text(json.dumps({key: record[key] for key in ("version", "source", "random")}))
     assert run_folder("peer") == out
+
+
+def test_a_checkpoint_that_was_moved_with_its_import_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "before").mkdir()
+    monkeypatch.chdir(tmp_path / "before")
+    write_model(Path("peer"))
+    out = run_folder("peer")
+    monkeypatch.chdir((tmp_path / "before").rename(tmp_path / "after"))
+    assert run_folder("peer") == out and run_folder(str(tmp_path / "after" / "peer")) == out
+    # Of the hub, and of an import of an earlier version, nothing but the name is known.
+    record = json.loads((out / "imported.json").read_text())
+    for known in (record["source"], "hf:some/peer"):
+        (out / "imported.json").write_text(json.dumps({"version": 1, "source": known, "random": record["random"]}))
+        for source in ("peer", "hf:other/peer"):
+            with pytest.raises(ConfigError, match="runs/peer: is another run than "):
+                run_folder(source)
 
 
 def test_the_digest_of_a_source_is_of_the_files_that_are_read(tmp_path: Path) -> None:
