@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import unquote
 
 from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError, DataError
@@ -66,6 +67,24 @@ class _Refused(Exception):
         self.status = status
 
 
+class _PlainPaths:
+    """Take a whole address, `GET http://localhost/health`, which is mostly said to proxies, for its path, and its name for that of the host (RFC 9112, 3.2.2).
+
+    Args:
+        app: what answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if found := re.fullmatch(rb"https?://([^/]+)(/.*)?", scope.get("raw_path") or b"", re.IGNORECASE):
+            name, path = found[1], found[2] or b"/"
+            headers = [(b"host", name), *(header for header in scope["headers"] if header[0] != b"host")]
+            scope = {**scope, "raw_path": path, "path": unquote(path.decode("ascii")), "headers": headers}
+        await self.app(scope, receive, send)
+
+
 class _LocalNames:
     """Refuse requests to other names than this machine's, so that no page of elsewhere reaches it by a name of its own that leads here (DNS rebinding).
 
@@ -90,8 +109,11 @@ def _guards(host: str) -> list[Middleware]:
     """Return what stands before an application that listens on an address."""
     address = ip_address(host)
     if not (getattr(address, "ipv4_mapped", None) or address).is_loopback:
-        return []
-    return [Middleware(_LocalNames, names=tuple(dict.fromkeys((*_LOCAL, f"[{host}]" if address.version == 6 else host))))]
+        return [Middleware(_PlainPaths)]
+    return [
+        Middleware(_PlainPaths),
+        Middleware(_LocalNames, names=tuple(dict.fromkeys((*_LOCAL, f"[{host}]" if address.version == 6 else host)))),
+    ]
 
 
 def application(model: Model, host: str, limits: Limits) -> Starlette:

@@ -121,6 +121,25 @@ def test_other_ways_to_ask_are_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/health", "localhost", 200),
+        ("HTTP://127.0.0.1:8000/health?a", "elsewhere.example", 200),  # the header is not asked
+        ("http://[::1]", "localhost", 200),
+        ("http://localhost/%68ealth", "localhost", 200),
+        ("http://localhost/nothing", "localhost", 404),
+        ("http://elsewhere.example/health", "localhost", 400),
+        ("http://user@elsewhere.example/health", "localhost", 400),
+        ("http:///health", "localhost", 404),
+        ("http%3A//localhost/health", "localhost", 404),
+    ],
+)
+def test_a_whole_address_is_asked_as_its_path_under_its_name(target: str, host: str, status: int, port: int) -> None:
+    found = sent(port, f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    assert found.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.parametrize(
     ("bound", "local"),
     [("127.0.0.1", True), ("127.0.0.2", True), ("::1", True), ("::ffff:127.0.0.1", True), ("0.0.0.0", False), ("::", False)],
 )
