@@ -117,7 +117,7 @@ def listen(host: str, port: int, waiting: int) -> socket.socket:
         raise ConfigError(f"--port = {port}: must be from 0, any that is free, to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family, backlog=2 * waiting)
+        listening = socket.create_server(address, family=family, backlog=2 * waiting)
     except (OSError, UnicodeError) as error:  # a name with an empty part is none of IDNA
         why = error.strerror if isinstance(error, OSError) else "no such name"
         raise ConfigError(f"--host = {host}, --port = {port}: cannot be listened on: {why}; --port=0 is any that is free") from None

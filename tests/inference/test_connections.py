@@ -134,3 +134,11 @@ def test_what_is_written_to_a_connection_leaves_at_once() -> None:
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
         assert client.getpeername() == listening.getsockname()
+
+
+def test_an_address_that_is_of_one_link_is_listened_on_with_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, made = ("fe80::1", 0, 0, 7), socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", given)])
+    monkeypatch.setattr(socket, "create_server", lambda address, **more: made if address == given else None)
+    with listen("fe80::1%link", 0, 1) as listening:
+        assert listening is made
