@@ -20,6 +20,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from overnight.errors import ConfigError
 from overnight.signals import terminating
 
+# For so long a client that sends no more may wait for its answer (s): one that has left looks the same until it is written to.
+_HALF_CLOSED = 1.0
+# What ends a line: an empty one before a request is none of it (RFC 9112, 2.2).
+_LINE_ENDS = b"\r\n"
+
 
 def connection(seconds: float) -> type[H11Protocol]:
     """Return what uvicorn makes of each connection, on which the headers of a request have to arrive within some seconds; it has no such limit."""
@@ -34,11 +39,33 @@ def connection(seconds: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+                data = data.lstrip(_LINE_ENDS)
+            if not data or self.conn.their_state is h11.MUST_CLOSE:  # it said that its request was the last one
+                return
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:  # the headers are there, and their body has a time of its own
                 self.late.cancel()
             elif self.late.cancelled():  # of a further request by the same connection
                 self.late = self.loop.call_later(seconds, self.give_up)
+
+        def on_response_complete(self) -> None:
+            rest = self.conn.trailing_data[0]
+            if self.conn.our_state is self.conn.their_state is h11.DONE and rest.startswith((b"\r", b"\n")):
+                # h11 takes nothing out of what came: a new one reads what follows the empty lines.
+                self.conn = h11.Connection(h11.SERVER)
+                super().on_response_complete()
+                self.data_received(rest)
+            else:
+                super().on_response_complete()
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """Return whether the connection stays open: for the answer to a request that is there whole."""
+            asked = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+            if asked:
+                self.cycle.keep_alive = False
+                self.loop.call_later(_HALF_CLOSED, self.transport.close)
+            return asked
 
         def give_up(self) -> None:
             if self.conn.trailing_data[0]:

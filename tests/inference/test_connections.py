@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -13,11 +14,15 @@ import pytest
 pytest.importorskip("uvicorn")
 
 import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from overnight.cli.main import main
 from overnight.config import BertRun
+from overnight.inference import connections
 from overnight.inference.connections import Server, connection, listen
 from tests.inference.serving import HEAD, ask, rest, sent, start
+from tests.processes import HANG
 
 Captured = pytest.CaptureFixture[str]
 
@@ -63,6 +68,73 @@ def test_it_gives_up_who_is_too_slow_and_ends_well_even_with_a_connection_open(n
         process.send_signal(number)
         code, output = process.end()
     assert code == 0 and output == "stopped\n"
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("path", ["GET /health", "POST /predict", "POST /embed"])
+def test_who_sends_no_more_once_it_has_asked_reads_the_answer(path: str, version: str, port: int) -> None:
+    body = b'{"texts": ["a"]}' if path.startswith("POST") else b""
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(f"{path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            client.shutdown(socket.SHUT_WR)
+            assert rest(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_sends_no_more_before_all_is_there_has_no_answer(port: int) -> None:
+    for begun in (b"", HEAD, HEAD + b"Content-Length: 99\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(begun)
+            client.shutdown(socket.SHUT_WR)
+            assert rest(client) == b""
+
+
+EMPTY = st.sampled_from([b"", b"\r\n", b"\n", b"\r\n\r\n"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(before=EMPTY, between=EMPTY, again=EMPTY, behind=EMPTY, cut=st.integers(0, 200))
+def test_empty_lines_before_a_request_and_behind_a_body_are_none_of_it(
+    before: bytes, between: bytes, again: bytes, behind: bytes, cut: int, port: int
+) -> None:
+    body = b'{"texts": ["a"]}'
+    first, last = HEAD + b"Content-Length: 16\r\n\r\n" + body, HEAD + b"Connection: close\r\nContent-Length: 16\r\n\r\n" + body
+    content = before + first + between + again + last + behind
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall(content[:cut])
+        time.sleep(0.01)  # so that they arrive apart
+        client.sendall(content[cut:])
+        found = rest(client)
+    assert found.count(b"HTTP/1.1 200 ") == 2 and b"HTTP/1.1 400" not in found
+
+
+def test_an_answer_that_takes_long_ends_soon_after_its_client_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_HALF_CLOSED", 0.01)
+    messages = list[str]()
+
+    async def go() -> bytes:
+        left = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            while not messages or messages[-1] != "http.disconnect":
+                messages.append((await receive())["type"])
+            left.set()
+
+        listening = listen("127.0.0.1", 0, 1)
+        server = Server(uvicorn.Config(app, http=connection(60), log_level="critical", lifespan="off"), lambda: False)
+        serving = asyncio.create_task(server.serve([listening]))
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
+        writer.write_eof()
+        found = await reader.read()
+        await left.wait()
+        writer.close()
+        server.should_exit = True
+        await serving
+        return found
+
+    assert asyncio.run(asyncio.wait_for(go(), HANG)) == b"" and messages == ["http.request", "http.disconnect"]
 
 
 def test_what_was_asked_before_a_signal_is_answered_however_long_that_takes() -> None:
