@@ -201,8 +201,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
             raise ConfigError(f"{name}: is written {written}")
     if rest and not options.takes_keys:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if getattr(options, "to", None) == "":  # an empty variable of a shell; as a path it is the working folder
-        raise ConfigError("--to = '': name what to write")
+    for name, what in (("to", "write"), ("input", "read")):
+        if getattr(options, name, None) == "":  # an empty variable of a shell; as a path it is the working folder
+            raise ConfigError(f"--{name} = '': name what to {what}")
     if options.command != "data" and getattr(options, "source", None) in ("", "hf:"):  # the `source` of `data look` is another
         raise ConfigError(f"--from = {options.source!r}: name a run folder, or what else `overnight {options.command} --help` says")
     _keep_input(options)

@@ -66,7 +66,7 @@ def _add_predict(add: Add) -> None:
     command.add_argument(
         "--to",
         metavar="FILE",
-        help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them, in a FOLDER/ also the n best and the null odds",
+        help="write there, default and - print; answers to questions in a .json are {id: text}, as SQuAD's scripts read them, in a FOLDER/ also the n best and the null odds",
     )
 
 
@@ -81,8 +81,8 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
     if isinstance(run, BertRun):
         model = load_trained(run, options.task)
     if model is not None:
-        if options.to and (options.to.endswith("/") or Path(options.to).is_dir()):
-            write_question_files(model, options.input, Path(options.to), options.format)
+        if to and (options.to.endswith("/") or to.is_dir()):
+            write_question_files(model, options.input, to, options.format)
             return
         answers = answer_file(model, options.input, form=options.format)
     else:

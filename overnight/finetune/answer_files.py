@@ -12,19 +12,23 @@ from typing import Any
 from overnight.display import json_line, plural
 from overnight.errors import ConfigError, DataError
 from overnight.run_dir.atomic import write_json, write_whole
+from overnight.tasks.inputs import PACKED
 
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
 def check_output(to: str | None) -> Path | None:
-    """Return the file that answers go to.
+    """Return the file that answers go to; None is standard output, which `-` is too.
 
     Raises:
-        ConfigError: its ending promises a table.
+        ConfigError: its ending promises a table, or that it is compressed.
     """
-    if to and Path(to).suffix.lower() in _TABLES:
+    ending = Path(to or "").suffix.lower()
+    if ending in _TABLES:
         raise ConfigError(f"--to = {to}: answers are lines of JSON, not a table; name a file such as answers.jsonl")
-    return Path(to) if to else None
+    if ending in PACKED:
+        raise ConfigError(f"--to = {to}: answers are not compressed; name a file such as answers.jsonl, or print them into a pipe")
+    return Path(to) if to and to != "-" else None
 
 
 def by_id(answers: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:

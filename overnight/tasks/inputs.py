@@ -35,6 +35,8 @@ Found = TypeVar("Found")
 _FIRST, _MOST, _CHARACTERS = 256, 4096, 1 << 24
 _TABLES = ("csv", "tsv", "jsonl", "parquet")
 FORMATS = (*_TABLES, "lines")
+PACKED = {".gz": "zcat", ".bz2": "bzcat", ".xz": "xzcat", ".zst": "zstdcat"}
+"""Endings of compressed files, which are neither read nor written here, and what unpacks them into a pipe."""
 
 
 class Broken(NamedTuple):
@@ -65,9 +67,10 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
         empty: whether an empty cell of a table is a text.
 
     Raises:
-        ConfigError: the format is none of them, or none of the task.
+        ConfigError: the format is none of them, or none of the task, or the file is compressed by its ending.
         DataError: the file cannot be read, is an empty table, or has no column of texts.
     """
+    _refuse_packed(Path(path))
     if form and form not in FORMATS:
         raise ConfigError(f"format = {form!r}: is not one of {', '.join(FORMATS)}")
     if spec["task"] == "tokens":
@@ -105,6 +108,20 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
             if not columns and form != "jsonl":
                 raise
             yield number, Broken(row_id if is_text(row_id) else str(place), error)
+
+
+def _refuse_packed(path: Path) -> None:
+    """Check that a file is not compressed by its ending: each of its lines would be answered as one that is no text.
+
+    Raises:
+        ConfigError: saying how it is read.
+    """
+    if (unpacks := PACKED.get(path.suffix.lower())) is None:
+        return
+    inner = Path(path.stem).suffix[1:].lower()
+    how = f" --format={inner}" if inner in _TABLES else ""
+    pipe = "" if inner in ("json", "parquet") else f", for `predict` also on the way: {unpacks} {path} | overnight predict ...{how}"
+    raise ConfigError(f"{path}: is compressed by its ending; unpack it{pipe}")
 
 
 def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:

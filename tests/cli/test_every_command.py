@@ -42,6 +42,12 @@ def test_an_empty_name_of_what_to_write_is_refused(argv: list[str], capsys: pyte
     assert "overnight: --to = '': name what to write" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv", [["predict", "mask", "--from", "x"], ["extract-features", "--from", "x", "--to", "y.npy"]])
+def test_an_empty_name_of_what_to_read_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main([*argv, "--input="]) == 2
+    assert "overnight: --input = '': name what to read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["predict mask", "embed -", "export --to x", "import --to x", "evaluate"])
 @pytest.mark.parametrize("source", ["", "hf:"])
 def test_an_empty_name_of_what_to_use_is_refused(command: str, source: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from overnight.cli.main import main
-from overnight.finetune.answer_files import write_answers
+from overnight.finetune.answer_files import check_output, write_answers
 
 
 def test_answers_through_a_pipe_have_nothing_said_between_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +39,20 @@ def test_answers_are_json_whatever_the_encoding_of_standard_output(encoding: str
 def test_answers_are_not_called_a_table(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "classes", "--from", "nothing", "--to", str(tmp_path / name)]) == 2
     assert f"{name}: answers are lines of JSON, not a table; name a file such as answers.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl.gz", "answers.json.BZ2", "answers.xz", "answers.jsonl.zst"])
+def test_answers_are_not_called_compressed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "classes", "--from", "nothing", "--to", str(tmp_path / name)]) == 2
+    assert f"{name}: answers are not compressed; name a file such as answers.jsonl, or print them into a pipe" in capsys.readouterr().err
+
+
+def test_a_hyphen_is_standard_output_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_answers([{"id": "1", "label": "a"}], check_output("-"))
+    assert capsys.readouterr().out == '{"id": "1", "label": "a"}\n' and not list(tmp_path.iterdir())
 
 
 def test_a_question_that_is_an_error_leaves_the_file_in_the_form_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

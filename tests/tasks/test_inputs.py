@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,26 @@ def test_what_is_wrong_with_a_table_is_named(name: str, content: str, said: str,
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=said):
         rows(tmp_path / name, "sst2")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("in.csv.gz", "zcat {} | overnight predict ... --format=csv"),
+        ("in.jsonl.ZST", "zstdcat {} | overnight predict ... --format=jsonl"),
+        ("in.txt.bz2", "bzcat {} | overnight predict ..."),
+        ("in.xz", "xzcat {} | overnight predict ..."),
+        ("in.json.gz", ""),  # of one value, which is no line
+        ("in.parquet.gz", ""),
+    ],
+)
+@pytest.mark.parametrize("task", ["csv", "squad", "tokens", "mask"])
+def test_a_compressed_file_is_refused_once_and_not_line_by_line(name: str, remedy: str, task: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\x1f\x8b\n\x08\n")
+    ending = f", for `predict` also on the way: {remedy.format(path)}" if remedy else ""
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{path}: is compressed by its ending; unpack it{ending}')}$"):
+        list(read_input(str(path), {"task": task}))
 
 
 @pytest.mark.parametrize(
