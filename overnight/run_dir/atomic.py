@@ -49,7 +49,9 @@ def check_writable(folder: Path, key: str) -> None:
     """
     try:
         absolute = folder.absolute()
-        there = next(parent for parent in (absolute, *absolute.parents) if parent.exists())
+        there = next(parent for parent in (absolute, *absolute.parents) if os.path.lexists(parent))
+        if not there.exists():
+            raise ConfigError(f"{key} = {folder}: {there} is a link to {os.readlink(there)}, where there is nothing; is its disk mounted?")
         longest = os.pathconf(there, "PC_NAME_MAX")  # the system says so only once the folder above is there
         if any(len(os.fsencode(name)) > longest for name in absolute.relative_to(there).parts):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))

@@ -44,6 +44,15 @@ def test_a_folder_that_cannot_be_written_is_refused_by_the_key_that_names_it(tmp
             check_writable(folder, "data.dir")
 
 
+@pytest.mark.parametrize("name", ["link", "link/mine"])
+def test_a_folder_behind_a_link_to_nothing_is_refused_by_that_link(name: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/mnt/not-mounted/runs")
+    with pytest.raises(
+        ConfigError, match=rf"^out = {tmp_path / name}: {tmp_path / 'link'} is a link to /mnt/not-mounted/runs, where there is nothing;"
+    ):
+        check_writable(tmp_path / name, "out")
+
+
 def test_an_error_while_a_file_is_written_names_it(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'state.json'}'"), whole_file(tmp_path / "state.json"):
         raise OSError(errno.ENOSPC, "No space left on device")
