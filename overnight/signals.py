@@ -15,9 +15,13 @@ STOP_SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", sign
 """The signals, and how the run then says it. Schedulers send SIGUSR1 some time before they end a job."""
 
 
-def terminating() -> set[signal.Signals]:
-    """Return the signals that count as SIGTERM: SIGHUP too, which comes when a terminal or an ssh connection closes, unless it is ignored, as `nohup` has it."""
-    return {signal.SIGTERM} | ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else set())
+def stop_signals() -> set[signal.Signals]:
+    """Return the signals that ask a run to stop, without those that are ignored.
+
+    SIGHUP comes when a terminal or an ssh connection closes, and counts as SIGTERM; `nohup` has it ignored, and a script the Ctrl-C of what it starts
+    in the background (`&`).
+    """
+    return {number for number in (*STOP_SIGNALS, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN}
 
 
 class Interrupted(UserError):
@@ -50,7 +54,7 @@ class Signals:
 def catch_signals() -> Iterator[Signals]:
     """Within it, the signals that ask a run to stop are noted instead of obeyed, so that the step in hand can end and be saved."""
     signals = Signals()
-    before = {number: signal.signal(number, signals) for number in STOP_SIGNALS.keys() | terminating()}
+    before = {number: signal.signal(number, signals) for number in stop_signals()}
     try:
         yield signals
     finally:
@@ -83,7 +87,7 @@ def hold_signals() -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    held = STOP_SIGNALS.keys() | terminating()
+    held = stop_signals()
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in held}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

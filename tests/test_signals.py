@@ -72,14 +72,15 @@ def test_a_process_that_is_started_meanwhile_begins_with_the_signals_blocked() -
     assert blocked == [str(int(number)) for number in sorted({*STOP_SIGNALS, signal.SIGHUP})]
 
 
-def test_what_nohup_ignores_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_nohup_or_a_script_in_the_background_ignores_stays_ignored(number: int) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with catch_signals() as signals, hold_signals():
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert signals.received is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), number)
+        assert signals.received is None and signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_another_thread_is_never_interrupted_and_holds_nothing() -> None:

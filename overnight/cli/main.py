@@ -20,7 +20,7 @@ from overnight.cli.standard_streams import OUTPUT, discard, prepare_streams, wor
 from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
 from overnight.run_dir.atomic import FULL, how_to_make_room
-from overnight.signals import terminate_at_end_of, terminating
+from overnight.signals import stop_signals, terminate_at_end_of
 
 _CONTINUED = ("run", "prepare", "pretrain", "launch", "finetune", "linear-probe", "evaluate", "download")
 """Commands that keep what they have done; the others begin anew."""
@@ -164,7 +164,7 @@ def _signals_raise() -> Iterator[None]:
         received.append(Terminated(number))
         raise received[-1]
 
-    before = {number: signal.signal(number, terminated) for number in (*terminating(), signal.SIGUSR1)}
+    before = {number: signal.signal(number, terminated) for number in stop_signals() - {signal.SIGINT}}
     try:
         yield
     except Exception:

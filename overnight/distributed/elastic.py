@@ -20,7 +20,7 @@ from types import FrameType
 from overnight.distributed.leader import STOPPED, Leader
 from overnight.distributed.wire import SILENCE, Channel, Gone, Message, is_loopback, key_of, listening
 from overnight.errors import UserError
-from overnight.signals import STOP_SIGNALS, terminating
+from overnight.signals import STOP_SIGNALS, stop_signals
 
 # Seconds from SIGTERM to SIGKILL for the processes that a failed one leaves behind, and which wait for it.
 _AFTER_FAILURE = 10
@@ -296,7 +296,7 @@ def _listening_to_signals(agent: Agent) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         agent.signals.append(number)
 
-    before = {number: signal.signal(number, note) for number in {*STOP_SIGNALS, signal.SIGQUIT, *terminating()}}
+    before = {number: signal.signal(number, note) for number in {signal.SIGQUIT, *stop_signals()}}
     try:
         yield
     finally:

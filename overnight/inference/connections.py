@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from overnight.errors import ConfigError
-from overnight.signals import terminating
+from overnight.signals import stop_signals
 
 # For so long a client that sends no more may wait for its answer (s): one that has left looks the same until it is written to.
 _HALF_CLOSED = 1.0
@@ -99,7 +99,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, *terminating())}
+        before = {number: signal.signal(number, self.handle_exit) for number in stop_signals() - {signal.SIGUSR1}}
         try:
             yield
         finally:
