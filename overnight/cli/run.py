@@ -41,7 +41,7 @@ def run_all(run: Run, extend: bool) -> None:
     from overnight.checkpoint.run_corpus import with_data
     from overnight.checkpoint.run_identity import check_folder, claim_folder
     from overnight.engine.budget_extension import extend_budget
-    from overnight.engine.budget_record import begin_command, close_record, read_record
+    from overnight.engine.budget_record import begin_command, begin_record, close_record, read_record, set_by_clock
     from overnight.engine.pretrain import pretrain
     from overnight.engine.size_record import chosen_before
     from overnight.engine.sizing import settle_sizes, settle_vocabulary
@@ -56,8 +56,7 @@ def run_all(run: Run, extend: bool) -> None:
         with run_lock(run.run_dir):
             extend_budget(chosen_before(run), line.print)
             claim_folder(chosen_before(run), extend)
-    if run.budget:
-        begin_command(run, line.print)
+    clock = begin_command(run, line.print) if run.budget else None
     run = settle_vocabulary(run, line.print)
     tasks = [*(f"fine-tune {name}" for name in finetunes), *(f"probe on {name}" for name in probes)]
     tasks += ["evaluate"] * isinstance(run, BertRun)
@@ -72,8 +71,11 @@ def run_all(run: Run, extend: bool) -> None:
     prepare(run.data, data_dir, log=line.print, given=initial_tokens(run), leave_out=[run.run_dir])
     if said := refresh_data_report(data_dir):
         line.print(said)
+    if clock:  # preparation may have taken hours, in which the time of day was set
+        set_by_clock(run, begin_record(run), clock, line.print)
     run = settle_sizes(recipe, line.print, seconds_after)
-    if run.budget:
+    if clock:
+        set_by_clock(run, begin_record(run), clock, line.print)
         estimate_the_rest(run, line)
     stage(2, f"pretrain {', '.join(run.phases)}")
     # More time was given above, where it began: not again, should it be over by now.

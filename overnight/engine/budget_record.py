@@ -17,7 +17,7 @@ from overnight.config.budget import deadline_of, is_length
 from overnight.display import duration
 from overnight.engine import run_clock
 from overnight.engine.budget import least_budget
-from overnight.engine.run_clock import moment_text, time_of_day
+from overnight.engine.run_clock import RunClock, moment_text, time_of_day
 from overnight.errors import ConfigError, DataError
 from overnight.optim.decisions import Decision
 from overnight.run_dir.atomic import write_json
@@ -81,8 +81,8 @@ def record_path(run: Run) -> Path:
     return run.run_dir / "budget.json"
 
 
-def begin_command(run: Run, log: Callable[[str], None]) -> None:
-    """Begin the time of a run, or resume it.
+def begin_command(run: Run, log: Callable[[str], None]) -> RunClock:
+    """Begin the time of a run, or resume it; returns its clock.
 
     It begins anew where no training did, and the recipe was mended since or an error ended the last attempt; but a time of day stays the same one.
 
@@ -107,6 +107,7 @@ def begin_command(run: Run, log: Callable[[str], None]) -> None:
     record = begin_record(run)
     if not record.recipe and not record.decisions:
         write_record(run, dataclasses.replace(record, recipe=recipe))
+    return RunClock(record.deadline, record.now())
 
 
 @contextmanager
@@ -161,6 +162,33 @@ def read_record(run: Run) -> BudgetRecord | None:
 def write_record(run: Run, record: BudgetRecord) -> None:
     """Write the record of a run."""
     write_json(record_path(run), sealed(dataclasses.asdict(record)))
+
+
+def set_by_clock(run: Run, record: BudgetRecord, clock: RunClock, log: Callable[[str], None]) -> BudgetRecord:
+    """Return the record of a budget as of this look at the clock: with the same end by a time of day that was set anew, which is said and written.
+
+    Once pretraining is done it stays.
+
+    Args:
+        run: its budget.
+        record: as it was.
+        clock: has run since before.
+        log: is told what happened.
+    """
+    if record.trained is not None:
+        return record
+    record = dataclasses.replace(record, seen=run_clock.CLOCK.wall())
+    if not (jump := clock.jumped()):
+        return record
+    deadline = record.deadline + jump
+    ends = moment_text(deadline)
+    record = dataclasses.replace(record, started=record.started + jump, deadline=deadline, ends=ends)
+    write_record(run, record)
+    log(
+        f"the time of day was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'} on this machine: the time that the run has seen pass "
+        f"counts, and the budget ends at {time_of_day(record.deadline)} by the new time"
+    )
+    return record
 
 
 def close_record(run: Run) -> str:

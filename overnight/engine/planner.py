@@ -26,7 +26,7 @@ from overnight.distributed.collectives import raise_on_all_ranks
 from overnight.distributed.world import World
 from overnight.engine import run_clock
 from overnight.engine.budget import Moment, Share, Speed, begin, look, planned_steps, reserve, seconds_text
-from overnight.engine.budget_record import BudgetRecord, begin_record, close_record, write_record
+from overnight.engine.budget_record import BudgetRecord, begin_record, close_record, set_by_clock, write_record
 from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.micro_batch import from_first
 from overnight.engine.run_clock import RunClock, moment_text, time_of_day
@@ -118,7 +118,7 @@ class Planner:
         self._number, self._epoch, self._validation, self._began = number, epoch, validation, done
         with raise_on_all_ranks(self.world):
             if self.world.main:
-                self.record = set_by_clock(self.run, self.record, self.clock, logger)
+                self.record = set_by_clock(self.run, self.record, self.clock, partial(logger.event, "clock_jumped"))
         name, known = self._name, self.record.of(self._name)
         if not known:
             before = self.record.of(self.shares[number - 1].name)[-1] if number else None
@@ -202,7 +202,7 @@ class Planner:
 
     def _found(self, step: int, logger: MetricsLogger) -> list[int]:
         """Return what the first process has found: steps, when to look again, and what it has decided and written."""
-        self.record = dataclasses.replace(set_by_clock(self.run, self.record, self.clock, logger), seen=run_clock.CLOCK.wall())
+        self.record = set_by_clock(self.run, self.record, self.clock, partial(logger.event, "clock_jumped"))
         self._speed.note(self.shares[self._number].work(step), self.clock.of_steps())
         every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
         between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
@@ -279,22 +279,6 @@ class Planner:
                 left = self.clock.left()
                 rest = f"{duration(abs(left))} {'left' if left >= 0 else 'over'}, {duration(self.record.after_seconds)} estimated for what follows"
                 log(f"budget {self.run.budget}: pretraining is done, {rest}" if self.record.after else close_record(self.run))
-
-
-def set_by_clock(run: Run, record: BudgetRecord, clock: RunClock, logger: MetricsLogger) -> BudgetRecord:
-    """Return the record of a budget with the same end by a time of day that was set anew, which is said and written; once pretraining is done it stays."""
-    if record.trained is not None or not (jump := clock.jumped()):
-        return record
-    deadline = record.deadline + jump
-    ends = moment_text(deadline)
-    record = dataclasses.replace(record, started=record.started + jump, deadline=deadline, ends=ends, seen=run_clock.CLOCK.wall())
-    write_record(run, record)
-    logger.event(
-        "clock_jumped",
-        f"the time of day was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'} on this machine: the time that the run has seen pass "
-        f"counts, and the budget ends at {time_of_day(record.deadline)} by the new time",
-    )
-    return record
 
 
 def pairs_end(record: BudgetRecord, phases: Mapping[str, Phase]) -> dict[str, int]:

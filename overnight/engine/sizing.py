@@ -152,17 +152,17 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
     # The text decides; a recipe that names another vocabulary is refused by the preparation.
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, vocab_size=next(iter(text.per_token))))
     memory, timed, facts, rest = _memory(device), [_guess(run, device)], list[dict[str, float]](), -1.0
-    waits, begun, patience, starts = CoreWaits(), run_clock.CLOCK.wall(), _PATIENCE * _seconds(run, 0.0), 0.0
+    waits, begun, patience, starts = CoreWaits(), run_clock.CLOCK.seconds(), _PATIENCE * _seconds(run, 0.0), 0.0
     while True:
         scores = _scores(run, text, timed, _seconds(run, max(rest, 0.0) + starts), memory)
         chosen = _the_best(scores)
         known = {(fact["layers"], fact["width"]) for fact in facts}
         wanted = [chosen, *([] if facts else _below(scores, chosen))]
         new = [score for score in wanted if (score.layers, score.width) not in known]
-        if not new or len(facts) >= _TIMED or (len(facts) > 1 and run_clock.CLOCK.wall() - begun > patience):
+        if not new or len(facts) >= _TIMED or (len(facts) > 1 and run_clock.CLOCK.seconds() - begun > patience):
             break
         for score in new:
-            before = run_clock.CLOCK.wall()
+            before = run_clock.CLOCK.seconds()
             try:
                 fact, rate = _time(run, score, device, log)
             except OutOfMemory:
@@ -171,7 +171,7 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
             timed = [rate] if not facts else [*timed, rate]
             facts.append(fact)
             if device.type == "cuda":  # training compiles too, and tries its micro-batches
-                starts = run_clock.CLOCK.wall() - before
+                starts = run_clock.CLOCK.seconds() - before
         if rest < 0 and facts:
             rest = after(with_sizes(run, chosen))
     if device.type == "cpu" and (said := waits.while_timed()):

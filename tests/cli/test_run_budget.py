@@ -115,6 +115,28 @@ def test_another_night_begins_once_though_it_is_over_before_training(
     assert "was over at" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+@pytest.mark.usefixtures("rehearsed")
+def test_a_clock_that_is_set_while_the_text_is_prepared_changes_nothing(
+    jump: float,
+    recipe: Path,
+    clock: FakeClock,  # noqa: F811
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slow(*args: Any, **kwargs: Any) -> None:
+        clock.now, clock.set_forward = clock.now + 7, jump
+        prepare(*args, **kwargs)
+
+    monkeypatch.setattr(stages, "prepare", slow)
+    clock.stop_at = 1
+    with pytest.raises(Stop):
+        main(["run", str(recipe), "--budget=2m"])
+    record, out = read_record(config.load_run(str(recipe), ["budget=2m"])), capsys.readouterr().out
+    assert record is not None and record.deadline == clock.wall() + 120 - (clock.now - 1000) and record.seconds == 120
+    assert out.count(f"was set 1 h 00 min {'forward' if jump > 0 else 'back'}") == 1
+
+
 @pytest.mark.heavy
 @pytest.mark.usefixtures("rehearsed")
 def test_another_night_keeps_the_time_of_its_own_tasks_free(
