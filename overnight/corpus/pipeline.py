@@ -54,7 +54,7 @@ from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import vocabulary
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines, whole_files
 from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
-from overnight.corpus.work_folder import begin, clear
+from overnight.corpus.work_folder import begin, clear, tidy
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import DataError
@@ -100,14 +100,19 @@ def prepare(
         DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
     """
     settings, own = settings_of(data), [folder, *leave_out]
-    if (manifest := _prepared(settings, folder, log)) is not None:
+    manifest, missing = _found(settings, folder)
+    if manifest is not None and not missing:
+        tidy(folder)
         check_given(given, folder)
+        _warn_of_old_rules(manifest, folder, log)
         if said := change(manifest.source_files, data, own):
             log(
                 f"warning: the source files have other names or sizes than when {folder} was prepared ({said}), which is used as it is; to read them anew, "
                 "prepare into another folder (data.dir), or delete this one and give runs that began with it a new folder"
             )
         return manifest
+    if missing:
+        log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
     given = given_tokens(data, given)
     check_extras(data)
     check_scheduler(data)
@@ -117,32 +122,34 @@ def prepare(
     folder = folder.absolute() if data.scheduler else folder  # its workers are elsewhere
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with preparation_lock(folder), workers_of(data, folder, log) as workers:
-            return _run(data, folder, log, reading, shard_tokens, workers, given)
+        with preparation_lock(folder):
+            manifest, missing = _found(settings, folder)
+            if manifest is not None and not missing:  # another process has prepared it since it was looked at
+                check_given(given, folder)
+                return manifest
+            with workers_of(data, folder, log) as workers:
+                return _run(data, folder, log, reading, shard_tokens, workers, given)
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise DataError(_full_disk(data, folder, reading, error)) from None
 
 
-def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]) -> Manifest | None:
-    """Return the manifest, when the folder is prepared with these settings and every file is there."""
+def _found(settings: dict[str, Any], folder: Path) -> tuple[Manifest | None, list[str]]:
+    """Return the manifest, when the folder is prepared with these settings, and the names of its files that are missing."""
     if not (folder / "manifest.json").exists():
-        return None
+        return None, []
     manifest = load_manifest(folder)
     check_settings(settings, manifest.settings, folder)
-    missing = [name for name in manifest.files() if not (folder / name).exists()]
-    if not missing:
-        if manifest.cleaning != CLEANING:
-            log(
-                f"prepare: {folder} was cleaned by version {manifest.cleaning} of the rules, which now are version {CLEANING}; it is used as it is. "
-                "To clean it anew, delete it, and give runs that began with it a new folder"
-            )
-        clear(folder / "work")  # killed between the manifest and this
-        remove_unfinished(folder)
-        return manifest
-    log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
-    return None
+    return manifest, [name for name in manifest.files() if not (folder / name).exists()]
+
+
+def _warn_of_old_rules(manifest: Manifest, folder: Path, log: Callable[[str], None]) -> None:
+    if manifest.cleaning != CLEANING:
+        log(
+            f"prepare: {folder} was cleaned by version {manifest.cleaning} of the rules, which now are version {CLEANING}; it is used as it is. "
+            "To clean it anew, delete it, and give runs that began with it a new folder"
+        )
 
 
 def _full_disk(data: Data, folder: Path, reading: Reading, error: OSError) -> str:

@@ -12,7 +12,8 @@ from overnight.corpus.cluster import settle
 from overnight.corpus.shards import SPLITS
 from overnight.corpus.workers import Workers
 from overnight.errors import DataError
-from overnight.run_dir.atomic import is_unfinished, write_json
+from overnight.run_dir.atomic import is_unfinished, remove_unfinished, write_json
+from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import read_json
 
 
@@ -68,6 +69,18 @@ def clear(work: Path) -> None:
             shutil.rmtree(path)
         elif path != marker:
             path.unlink(missing_ok=True)
-    marker.unlink()
+    marker.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         work.rmdir()
+
+
+def tidy(folder: Path) -> None:
+    """Remove from a prepared folder what a preparation left that was killed behind its manifest.
+
+    Nothing is removed where another process has the lock: it may be just about to end. Nor from a folder that may only be read, where it does no harm.
+    """
+    if not (folder / "work" / "state.json").exists() and not any(map(is_unfinished, folder.glob("*.tmp"))):
+        return
+    with contextlib.suppress(DataError, OSError), preparation_lock(folder):
+        clear(folder / "work")
+        remove_unfinished(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -91,6 +92,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     assert is_unfinished(beside), beside
     try:
         with naming(asked), open(beside, "wb") as file:
+            with contextlib.suppress(OSError):  # of a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process: see remove_unfinished
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -111,10 +114,22 @@ def is_unfinished(path: Path) -> bool:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove from a folder, into which nobody writes, what processes left that were killed while they wrote a file."""
+    """Remove from a folder what processes left that were killed while they wrote a file; what a living one is writing stays."""
     for path in folder.glob("*.tmp"):
-        if is_unfinished(path) and path.is_file():
+        if is_unfinished(path) and path.is_file() and not _is_being_written(path):
             path.unlink(missing_ok=True)
+
+
+def _is_being_written(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            # Shared, as a file that is open for reading has no other lock on NFS.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it has gone, or there are no locks here
+        return False
+    return False
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -373,22 +373,3 @@ def test_a_file_system_that_is_really_full_is_told(corpus: Path, tmp_path: Path)
             prepare(settings(corpus), tmp_path / "small/out", silent)
     finally:
         subprocess.run(["umount", str(tmp_path / "small")], check=True)
-
-
-def test_two_at_once_in_one_folder_are_refused(corpus: Path, tmp_path: Path) -> None:
-    refused: list[str] = []
-
-    def log(line: str) -> None:
-        if not refused:
-            with pytest.raises(DataError, match="another process is preparing") as error:
-                prepare(settings(corpus), tmp_path / "out", silent)
-            refused.append(str(error.value))
-
-    prepare(settings(corpus), tmp_path / "out", log)
-    assert refused
-
-
-def test_what_a_process_left_that_was_killed_while_it_wrote_is_cleared_away(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "train-00000.arrow.77-0a1b2c3d.tmp").write_bytes(b"half")
-    prepare(settings(corpus), tmp_path, silent, shard_tokens=4000)
-    assert not list(tmp_path.glob("*.tmp"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from overnight.errors import ConfigError
-from overnight.run_dir.atomic import check_writable, whole_file, write_whole
+from overnight.run_dir.atomic import check_writable, remove_unfinished, whole_file, write_whole
 
 
 def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is(tmp_path: Path) -> None:
@@ -81,3 +81,13 @@ def test_a_full_disk_is_left_to_the_message_that_says_how_much_room_is_missing(t
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
     check_writable(tmp_path, "out")
+
+
+def test_what_is_being_written_is_not_taken_for_what_a_killed_process_left(tmp_path: Path) -> None:
+    left = tmp_path / "report.html.77-0a1b2c3d.tmp"
+    left.write_bytes(b"half")
+    with whole_file(tmp_path / "report.html") as file:
+        file.write(b"whole")
+        remove_unfinished(tmp_path)
+        assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"] and (tmp_path / "report.html").read_bytes() == b"whole"
