@@ -97,7 +97,7 @@ def prepare(
 
     Raises:
         ConfigError: the folder was prepared with other settings, or cannot be written.
-        DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
+        DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use, or lacks a file and its sources have changed.
     """
     settings, own = settings_of(data), [folder, *leave_out]
     manifest, missing = _found(settings, folder)
@@ -111,7 +111,8 @@ def prepare(
                 "prepare into another folder (data.dir), or delete this one and give runs that began with it a new folder"
             )
         return manifest
-    if missing:
+    if manifest is not None:
+        _check_unchanged(manifest, missing, data, folder, own)
         log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
     given = given_tokens(data, given)
     check_extras(data)
@@ -142,6 +143,15 @@ def _found(settings: dict[str, Any], folder: Path) -> tuple[Manifest | None, lis
     manifest = load_manifest(folder)
     check_settings(settings, manifest.settings, folder)
     return manifest, [name for name in manifest.files() if not (folder / name).exists()]
+
+
+def _check_unchanged(manifest: Manifest, missing: list[str], data: Data, folder: Path, own: Sequence[Path]) -> None:
+    """Check that what is missing would be made anew from the same files: else a corpus that runs were trained on would be replaced by another one."""
+    if said := change(manifest.source_files, data, own):
+        raise DataError(
+            f"{folder}: lacks {', '.join(missing)}, and the source files have other names or sizes than when it was prepared ({said}); "
+            "put back what is missing, prepare into another folder (data.dir), or delete this one to make it anew from the files as they are now"
+        )
 
 
 def _warn_of_old_rules(manifest: Manifest, folder: Path, log: Callable[[str], None]) -> None:

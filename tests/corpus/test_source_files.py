@@ -19,7 +19,7 @@ from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import documents, start_reading
 from overnight.corpus.shards import load_manifest, save_manifest
 from overnight.errors import DataError
-from tests.corpus.folders import texts, unreadable
+from tests.corpus.folders import contents, texts, unreadable
 
 OWN, RUN = Path("data/mine"), Path("runs/mine")
 
@@ -207,3 +207,19 @@ def test_what_lies_beside_a_folder_that_cannot_be_read_is_read(here: Path, monke
         (here / folder / "a.txt").write_text("A text.")
     unreadable(monkeypatch, "closed")
     assert expand(path)
+
+
+@pytest.mark.parametrize("lost", ["train-00000.arrow", "documents.arrow"])
+def test_a_corpus_that_lacks_a_file_is_not_replaced_by_one_of_other_source_files(here: Path, lost: str) -> None:
+    prepared(".")
+    (OWN / lost).unlink()
+    (here / "new.txt").write_text("one more")
+    before = contents(OWN)
+    with pytest.raises(
+        DataError, match=rf"^data/mine: lacks {lost}, and the source files .*\(now 41 files of .* then 40 of .*\); put back .*\(data\.dir\), or delete"
+    ):
+        prepared(".")
+    assert contents(OWN) == before
+    (here / "new.txt").unlink()
+    assert prepared(".")[0] == f"prepare: data/mine lacks {lost}; preparing it again"
+    assert (OWN / lost).exists()
