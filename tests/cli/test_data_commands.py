@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -314,6 +315,21 @@ def test_diff_says_what_differs_and_ends_with_1(tmp_path: Path, capsys: Captured
     found = json.loads(capsys.readouterr().out)
     assert found["settings"] == {"data.valid_fraction": [0.2, 0.3]} and found["documents"]["same"] == 39
     assert list(found["documents"]["moved"]) == ["train to valid"] and found["documents"]["samples"]["only_b"] == []
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "documents.arrow"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "garbage"])
+def test_diff_does_not_call_a_folder_the_same_that_has_a_damaged_file(tmp_path: Path, name: str, damage: str, capsys: Captured) -> None:
+    good = prepared_folder(tmp_path, {"a.jsonl": texts(20)})
+    path = Path(shutil.copytree(good, tmp_path / "bad")) / name
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-9] if damage == "cut" else b"garbage")
+    for folders in ((good, path.parent), (path.parent, good)):
+        assert call("data", "diff", *folders) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.startswith(f"overnight: {path.parent}")
 
 
 def test_diff_shows_no_paths_of_a_folder_that_was_made_from_sources(tmp_path: Path, capsys: Captured) -> None:
