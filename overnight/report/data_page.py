@@ -18,7 +18,7 @@ from overnight.corpus.statistics import SplitStatistics, Statistics, sample_docu
 from overnight.corpus.validation_split import LEAST_DOCUMENTS, LEAST_TOKENS
 from overnight.display import plural, share, yaml_text
 from overnight.download import manifest as downloads
-from overnight.errors import ConfigError, UserError
+from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.page import rendered, write_page
 from overnight.state_files import STRICT, read_json
 
@@ -60,7 +60,7 @@ def _page(prepared: Prepared) -> str:
         raise UserError(f"the report needs {error.name}: pip install 'overnight[report]'") from None
     manifest, found = prepared.manifest, statistics(prepared)
     name = prepared.folder.resolve().name
-    dropped, samples = _dropped(prepared)
+    dropped, (samples, lost) = _dropped(prepared.manifest), _drop_samples(prepared.folder)
     settings = [(key, [yaml_text(value)], False) for key, value, _ in different_settings(manifest.settings, {})]
     return rendered(
         "data.html",
@@ -81,7 +81,7 @@ def _page(prepared: Prepared) -> str:
         languages=found.languages,
         longest=found.longest,
         documents=sample_documents(prepared, _SAMPLES, _CHARACTERS),
-        warnings=list(_warnings(prepared, found)),
+        warnings=[*lost, *_warnings(prepared, found)],
         own_settings=settings,
         settings=[(f"data.{key}", [yaml_text(value)], False) for key, value in _flat(manifest.settings)],
     )
@@ -208,12 +208,20 @@ class _Reason:
     samples: list[_Sample]
 
 
-def _dropped(prepared: Prepared) -> tuple[dict[str, int], dict[str, _Reason]]:
-    """Return what was dropped by reason, and samples where `drops.json` is there."""
-    manifest, path = prepared.manifest, prepared.folder / "drops.json"
+def _dropped(manifest: Manifest) -> dict[str, int]:
+    """Return what was dropped by reason, the most frequent first."""
     counts = {"duplicates": manifest.duplicates, "min_chars": manifest.short} | manifest.dropped
-    samples: dict[str, _Reason] = read_json(path, dict[str, _Reason], "prepare again, which makes it anew") if path.exists() else {}
-    return {reason: count for reason, count in sorted(counts.items(), key=lambda row: -row[1]) if count}, samples
+    return {reason: count for reason, count in sorted(counts.items(), key=lambda row: -row[1]) if count}
+
+
+def _drop_samples(folder: Path) -> tuple[dict[str, _Reason], list[str]]:
+    """Return the samples of what was dropped, where `drops.json` is there, and what to say where it cannot be read."""
+    path, remedy = folder / "drops.json", "so this page has no samples of what was dropped: prepare into another folder (data.dir) to see them"
+    try:
+        samples: dict[str, _Reason] = read_json(path, dict[str, _Reason], remedy) if path.exists() else {}
+    except DataError as error:  # nothing else is read from it, and the shards are whole
+        return {}, [str(error)]
+    return samples, []
 
 
 def _warnings(prepared: Prepared, found: Statistics) -> Iterator[str]:

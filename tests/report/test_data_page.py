@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import sys
 from collections import Counter
@@ -140,8 +139,17 @@ def test_the_page_is_written_once_for_the_shards_that_are_there(tmp_path: Path) 
     save_manifest(folder, dataclasses.replace(load_manifest(folder), cleaning=2))
     assert refresh_data_report(folder)
     (folder / "report.html").unlink()
-    (folder / "drops.json").write_text(json.dumps([]))
-    assert "drops.json" in refresh_data_report(folder) and not (folder / "report.html").exists()
+    (folder / "train-00000.arrow").unlink()
+    assert "train-00000.arrow" in refresh_data_report(folder) and not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("content", ["[]", '{"duplicates": ', '{"duplicates": {"count": 1, "samples": [], "checksum_of_the_rest": "0"}}'])
+def test_a_page_without_the_samples_of_a_damaged_file_says_so(tmp_path: Path, content: str) -> None:
+    rows = texts(20)
+    folder = prepared_folder(tmp_path, {"a.jsonl": [*rows, rows[0]]})
+    (folder / "drops.json").write_text(content)
+    text = page_of(folder).text
+    assert f"{folder / 'drops.json'}: " in text and "so this page has no samples of what was dropped" in text and "1 duplicates" in text
 
 
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
