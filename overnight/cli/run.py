@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from overnight.config import BertRun, ByteRun, Run, environment_path
 from overnight.console import Line
 from overnight.corpus.named_sources import named_paths
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.places import is_remote
 from overnight.corpus.vocabulary import initial_tokens
 from overnight.display import duration, plural, width_of
 from overnight.errors import ConfigError
@@ -67,10 +69,7 @@ def run_all(run: Run, extend: bool) -> None:
         line.print(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
 
     stage(1, f"prepare {', '.join(path for _, path in named_paths(run.data))}")
-    data_dir = with_data(run).data_dir
-    prepare(run.data, data_dir, log=line.print, given=initial_tokens(run), leave_out=[run.run_dir])
-    if said := refresh_data_report(data_dir):
-        line.print(said)
+    _prepare(run, with_data(run).data_dir, line)
     if clock:  # preparation may have taken hours, in which the time of day was set
         set_by_clock(run, begin_record(run), clock, line.print)
     run = settle_sizes(recipe, line.print, seconds_after)
@@ -114,6 +113,16 @@ def run_all(run: Run, extend: bool) -> None:
     # What `overnight pretrain` has closed did not include what followed here.
     if run.budget and (record := read_record(run)) and (record.after or record.done is None):
         line.print(close_record(run))
+
+
+def _prepare(run: Run, folder: Path, line: Line) -> None:
+    """Prepare the folder of the data of a run; of data in storage a copy is there by now, and pretraining compares its settings with the recipe."""
+    if is_remote(run.data.dir):
+        line.print(f"prepare: {run.data.dir} is used as it was prepared, by its copy {folder}")
+        return
+    prepare(run.data, folder, log=line.print, given=initial_tokens(run), leave_out=[run.run_dir])
+    if said := refresh_data_report(folder):
+        line.print(said)
 
 
 def seconds_after(run: Run) -> float:

@@ -216,7 +216,10 @@ def _dropped(manifest: Manifest) -> dict[str, int]:
 
 def _drop_samples(folder: Path) -> tuple[dict[str, _Reason], list[str]]:
     """Return the samples of what was dropped, where `drops.json` is there, and what to say where it cannot be read."""
-    path, remedy = folder / "drops.json", "so this page has no samples of what was dropped: prepare into another folder (data.dir) to see them"
+    path, remedy = (
+        folder / "drops.json",
+        "so this page has no samples of what was dropped: prepare into another folder (data.dir) to see them",
+    )
     try:
         samples: dict[str, _Reason] = read_json(path, dict[str, _Reason], remedy) if path.exists() else {}
     except DataError as error:  # nothing else is read from it, and the shards are whole

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from overnight.cli.main import main
+from overnight.cli.run import run_all
 from overnight.config import Data, Run
 from overnight.corpus import places, shard_cache
 from overnight.corpus.shard_cache import local_copy
@@ -83,6 +84,22 @@ def test_a_run_trains_on_data_in_storage_with_the_same_bits_and_keeps_the_addres
     finish(there)
     assert_same_run(here, there)
     assert "dir: memory://bucket/tiny" in (tmp_path / "there" / "run.yaml").read_text(encoding="utf-8")
+
+
+def test_a_whole_run_on_data_in_storage_prepares_nothing(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reached(*arguments: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("overnight.engine.pretrain.pretrain", reached)
+    run = tiny(out=str(tmp_path / "run"), **{"data.dir": "memory://bucket/tiny", "data.cache": str(tmp_path / "cache")})
+    with pytest.raises(InterruptedError):
+        run_all(run, extend=False)
+    said = capsys.readouterr().out
+    assert "prepare: memory://bucket/tiny is used as it was prepared" in said and "preparing it again" not in said
+    (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert not {path.name for path in folder.iterdir()} & {"documents.arrow", "drops.json", "report.html"}
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -216,7 +216,8 @@ def test_a_corpus_that_lacks_a_file_is_not_replaced_by_one_of_other_source_files
     (here / "new.txt").write_text("one more")
     before = contents(OWN)
     with pytest.raises(
-        DataError, match=rf"^data/mine: lacks {lost}, and the source files .*\(now 41 files of .* then 40 of .*\); put back .*\(data\.dir\), or delete"
+        DataError,
+        match=rf"^data/mine: lacks {lost}, and the source files .*\(now 41 files of .* then 40 of .*\); put back .*\(data\.dir\), or delete",
     ):
         prepared(".")
     assert contents(OWN) == before
