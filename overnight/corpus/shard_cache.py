@@ -26,7 +26,7 @@ import xxhash
 from overnight.config import Data, environment_path, environment_text
 from overnight.corpus import places
 from overnight.corpus.bytes import VOCABULARY_HASH
-from overnight.corpus.shards import ShardEntry, load_manifest
+from overnight.corpus.shards import ARRIVING, ShardEntry, load_manifest
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
 from overnight.run_dir.atomic import FULL, how_to_make_room, write_whole
@@ -90,8 +90,8 @@ def local_copy(data: Data, run: str, log: Callable[[str], None] | None = None) -
 
 def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callable[[str], None]) -> None:
     """Fetch what a copy lacks, or has in another size or with another vocabulary than the manifest says."""
-    write_whole(folder / ".arriving" / "manifest.json", [manifest])
-    known = load_manifest(folder / ".arriving")
+    write_whole(folder / ARRIVING / "manifest.json", [manifest])
+    known = load_manifest(folder / ARRIVING)
     if bad := next((entry.name for entry in known.shards if Path(entry.name).name != entry.name), ""):
         raise DataError(f"{address}/manifest.json: names a shard {bad!r}, which is no name of a file; prepare again")
     has_vocabulary = known.tokenizer in (VOCABULARY_HASH, _vocabulary_of(folder))

@@ -30,6 +30,8 @@ from overnight.state_files import STRICT, file_digest, fitted, read_json, read_m
 
 FORMAT_VERSION = 3
 SPLITS = ("train", "valid", "test")
+ARRIVING = ".arriving"
+"""Folder in a copy of data in storage (:mod:`shard_cache`), by which it is told from a folder that was prepared here."""
 # Of the machine: a file that cannot be read because of one is whole.
 _LIMITS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
@@ -271,9 +273,10 @@ def open_shard(folder: Path, entry: ShardEntry, verify: bool = True) -> Shard:
 def check_shard(folder: Path, entry: ShardEntry, verify: bool = True) -> Path:
     """Check that a shard is there and whole, and return its path; for arguments and errors see :func:`open_shards`."""
     path = folder / entry.name
-    again = "delete it and prepare again, which makes it anew"
+    again = "run the same command again, which fetches it anew" if (folder / ARRIVING).is_dir() else "prepare again, which makes it anew"
     if not path.exists():
-        raise DataError(f"{path}: the shard is missing; prepare again, which makes it anew")
+        raise DataError(f"{path}: the shard is missing; {again}")
+    again = f"delete it and {again}"
     if path.stat().st_size != entry.bytes:
         raise DataError(f"{path}: the shard has {path.stat().st_size} bytes, the manifest says {entry.bytes}; {again}")
     if verify and (found := file_digest(path)) != entry.checksum:

@@ -208,8 +208,14 @@ def test_a_copy_that_was_cut_short_is_fetched_again_and_one_that_was_changed_is_
     copy(tmp_path, said)
     assert path.read_bytes() == whole and said[0].startswith("fetch: 1 of 2 shards")
     path.write_bytes(whole[:-200] + bytes(8) + whole[-192:])
-    with pytest.raises(DataError, match=r"train-00000\.arrow: the shard is damaged, its checksum"):
+    with pytest.raises(
+        DataError,
+        match=r"train-00000\.arrow: the shard is damaged, its checksum .*; delete it and run the same command again, which fetches",
+    ):
         open_shards(path.parent, "train")
+    forget()
+    path.unlink()
+    assert path.parent == copy(tmp_path) and open_shards(path.parent, "train")
 
 
 def test_data_that_was_prepared_anew_is_another_copy(storage: Any, tmp_path: Path) -> None:
