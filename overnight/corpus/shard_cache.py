@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TextIO, TypeVar
 
@@ -26,9 +26,9 @@ import xxhash
 from overnight.config import Data, environment_path, environment_text
 from overnight.corpus import places
 from overnight.corpus.bytes import VOCABULARY_HASH
-from overnight.corpus.shards import ARRIVING, ShardEntry, load_manifest
+from overnight.corpus.shards import ARRIVING, Manifest, ShardEntry, load_manifest
 from overnight.corpus.tokenizer import load_vocabulary
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 from overnight.run_dir.atomic import FULL, how_to_make_room, write_whole
 from overnight.run_dir.lock import try_lock
 
@@ -60,7 +60,7 @@ def local_copy(data: Data, run: str, log: Callable[[str], None] | None = None) -
         log: called with lines that say what is fetched; by default they go to standard error.
 
     Raises:
-        ConfigError: when a variable in a path is not set.
+        ConfigError: when a variable in a path is not set, or the cache cannot be written and has no whole copy.
         DataError: when the storage cannot be read, holds no prepared data or damaged files, or the cache has no room.
     """
     address = environment_text(data.dir.replace("{name}", run), "data.dir").rstrip("/")
@@ -75,17 +75,24 @@ def local_copy(data: Data, run: str, log: Callable[[str], None] | None = None) -
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder, "changed"):
             _fetch(address, folder, manifest, int(data.cache_gb * 1e9), log)
-            used = _open_lock(folder, "read")
-            fcntl.flock(used, fcntl.LOCK_SH)
+            _hold(folder, used := _open_lock(folder, "read"))
             os.utime(used.name)
-            _read_here[folder] = used
     except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise DataError(
-            f"{root}: cannot write ({error.strerror}); {how_to_make_room(error.errno)}, or name another folder with data.cache"
-        ) from None
+        if error.errno in FULL:
+            raise DataError(
+                f"{root}: cannot write ({error.strerror}); {how_to_make_room(error.errno)}, or name another folder with data.cache"
+            ) from None
+        if not _is_whole(folder, manifest):
+            raise ConfigError(f"data.cache = {root}: cannot be written ({error.strerror}); name another folder") from None
+        with suppress(OSError):  # a copy on a place that may only be read, perhaps without the file of the lock
+            _hold(folder, _open_lock(folder, "read", to_read=True))
     return folder
+
+
+def _hold(folder: Path, used: TextIO) -> None:
+    """Keep a copy from being taken away as long as this process lives, by a file of its lock."""
+    fcntl.flock(used, fcntl.LOCK_SH)
+    _read_here[folder] = used
 
 
 def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callable[[str], None]) -> None:
@@ -94,8 +101,7 @@ def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callabl
     known = load_manifest(folder / ARRIVING)
     if bad := next((entry.name for entry in known.shards if Path(entry.name).name != entry.name), ""):
         raise DataError(f"{address}/manifest.json: names a shard {bad!r}, which is no name of a file; prepare again")
-    has_vocabulary = known.tokenizer in (VOCABULARY_HASH, _vocabulary_of(folder))
-    lacking = [entry for entry in known.shards if _size(folder / entry.name) != entry.bytes]
+    lacking, has_vocabulary = _lacking(folder, known)
     if lacking or not has_vocabulary:
         _make_room(folder, sum(entry.bytes for entry in known.shards) + _OTHER_FILES, limit, log)
         log(
@@ -106,6 +112,18 @@ def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callabl
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(lambda entry: _fetch_shard(address, folder, entry, log), lacking))
     write_whole(folder / "manifest.json", [manifest])  # last: its presence says that the rest is there
+
+
+def _lacking(folder: Path, known: Manifest) -> tuple[list[ShardEntry], bool]:
+    """Return the shards that a copy lacks or has in another size, and whether it has the right vocabulary."""
+    has_vocabulary = known.tokenizer in (VOCABULARY_HASH, _vocabulary_of(folder))
+    return [entry for entry in known.shards if _size(folder / entry.name) != entry.bytes], has_vocabulary
+
+
+def _is_whole(folder: Path, manifest: bytes) -> bool:
+    """Return whether a copy has all that the manifest says."""
+    path = folder / "manifest.json"
+    return path.is_file() and path.read_bytes() == manifest and _lacking(folder, load_manifest(folder)) == ([], True)
 
 
 def _size(path: Path) -> int:
@@ -233,8 +251,8 @@ def _lock_path(folder: Path, what: str) -> Path:
     return folder.with_name(f"{folder.name}.{what}")
 
 
-def _open_lock(folder: Path, what: str) -> TextIO:
-    return open(_lock_path(folder, what), "a", encoding="utf-8")
+def _open_lock(folder: Path, what: str, to_read: bool = False) -> TextIO:
+    return open(_lock_path(folder, what), "r" if to_read else "a", encoding="utf-8")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import shutil
@@ -21,7 +22,7 @@ from overnight.corpus import places, shard_cache
 from overnight.corpus.shard_cache import local_copy
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import save_tokenizer
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 from tests.conftest import ROOT
 from tests.engine.test_pretrain import assert_same_run, finish
 from tests.processes import HANG
@@ -307,3 +308,30 @@ def test_a_copy_that_another_process_reads_stays(storage: Any, tmp_path: Path, m
 def test_preparing_into_storage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", "demo", "--data.dir=memory://bucket/out", f"--out={tmp_path / 'run'}"]) == 2
     assert "prepare into a folder of this machine, and copy that into storage" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_refused_by_its_key(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ConfigError, match=rf"^data\.cache = {tmp_path}/cache: cannot be written \(.+\); name another folder$"):
+        copy(tmp_path)
+
+
+def test_a_whole_copy_that_may_only_be_read_is_used_and_another_one_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shard_cache._open_lock
+
+    def refused(*arguments: Any, to_read: bool = False) -> Any:
+        if to_read:
+            return real(*arguments, to_read=True)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    found = copy(tmp_path)
+    forget()
+    monkeypatch.setattr(shard_cache, "_open_lock", refused)
+    monkeypatch.setattr(shard_cache, "write_whole", refused)
+    assert copy(tmp_path) == found and open_shards(found, "train")
+    with open(f"{found}.read", "a") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who wants to take it away, from where it can be written
+    forget()
+    (found / "train-00000.arrow").unlink()
+    with pytest.raises(ConfigError, match=r"data\.cache = .*: cannot be written \(Read-only file system\); name another folder"):
+        copy(tmp_path)
