@@ -117,8 +117,9 @@ def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
     held = None if options.unit is None else (chosen_unit(run.run_dir, options.unit), options.value)
     model, dtype = ready_model(run)
     pieces = generate(model, options.prompt, options.length, options.temperature, options.seed, held, dtype)
-    # What is wrong with the numbers is said before the first piece.
-    print(unsteered(options.prompt + next(pieces, ""), sys.stdout), end="", flush=True)
+    first = next(pieces, "")  # what is wrong with the numbers or the prompt is said before anything is printed
+    prompt = options.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    print(unsteered(prompt + first, sys.stdout), end="", flush=True)
     for piece in pieces:
         print(unsteered(piece, sys.stdout), end="", flush=True)
     print()

@@ -200,6 +200,15 @@ def test_nothing_is_printed_before_the_numbers_of_a_continuation_are_checked(run
     assert capsys.readouterr().out.startswith("It ")
 
 
+def test_bytes_of_a_prompt_that_are_no_utf8_are_shown_as_replacement_characters(run_folder: Path, capsys: Captured) -> None:
+    prompt = b"caf\xc3\xa9 \xe9 and \xf0\x9f".decode("utf-8", "surrogateescape")
+    assert call("generate", "--from", run_folder, "--prompt", prompt, "--length", 1) == 0
+    assert capsys.readouterr().out.startswith("caf\xe9 \ufffd and \ufffd")
+    assert call("generate", "--from", run_folder, "--prompt", "half \ud800") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "half a surrogate pair" in said.err
+
+
 def test_no_generated_text_steers_a_terminal_and_a_pipe_has_its_bytes(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
