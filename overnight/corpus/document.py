@@ -64,6 +64,11 @@ class Source:
     name: str = ""
     """Of the source in `data.sources` that has the path; empty of `data.paths`."""
 
+    @property
+    def title(self) -> str:
+        """What it is called: by its name, or where it has none by its path."""
+        return f"{self.name}: {self.path}" if self.name else self.path
+
     def add(self, counts: PartCounts) -> None:
         """Count what a part of a file gave."""
         for name in ("documents", "bytes", "licenses", "redirects", "other_pages", "replaced"):

@@ -72,7 +72,7 @@ def _page(prepared: Prepared) -> str:
         splits=[_split_row(prepared, split, each) for split, each in found.splits.items()],
         sources=_source_rows(manifest, found),
         knows_sources=prepared.table is not None,
-        charts=list(data_figures.charts(found, prepared.decoder.is_bytes, [source.path for source in manifest.sources])),
+        charts=list(data_figures.charts(found, prepared.decoder.is_bytes, _source_names(manifest))),
         frequent=_frequent(prepared, found),
         vocabulary=_vocabulary(prepared, found),
         dropped=dropped,
@@ -122,6 +122,12 @@ def _split_row(prepared: Prepared, split: str, each: SplitStatistics) -> dict[st
             if what == "documents" or not prepared.decoder.is_bytes
         ],
     }
+
+
+def _source_names(manifest: Manifest) -> list[str]:
+    """Return what each source is called where there is little room: its name, where only one has it."""
+    count = Counter(source.name for source in manifest.sources)
+    return [source.name if source.name and count[source.name] == 1 else source.title for source in manifest.sources]
 
 
 def _source_rows(manifest: Manifest, found: Statistics) -> list[dict[str, Any]]:
@@ -245,4 +251,4 @@ def _warnings(prepared: Prepared, found: Statistics) -> Iterator[str]:
         yield f"{share(vocabulary['unused'] / vocabulary['size'])} of the vocabulary never occurs in the training part: a smaller one would do (data.vocab_size)."
     for source in prepared.manifest.sources:
         if source.truncated:
-            yield f"{source.path}: {plural(len(source.truncated), 'file')} ended early and gave only what was readable."
+            yield f"{source.title}: {plural(len(source.truncated), 'file')} ended early and gave only what was readable."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from overnight.config import NoFilters
+from overnight.config.data import TextSource
 from overnight.corpus import statistics
 from overnight.corpus.shards import load_manifest, save_manifest
 from overnight.download.manifest import Entry, Manifest, now, sha256_of
@@ -101,6 +103,22 @@ def test_sources_whose_short_names_are_the_same_have_bars_of_their_own(tmp_path:
     axis = figure["layout"]["yaxis"]
     assert all(trace["y"] == axis["tickvals"] == ["1", "0"] for trace in figure["data"])
     assert len(set(axis["ticktext"])) == 1 and axis["ticktext"][0].startswith("...xx")
+
+
+def test_named_sources_are_told_apart_by_their_names_also_where_they_read_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text("".join(json.dumps({"text": f"{text} one", "more": f"{text} two"}) + "\n" for text in texts(20)))
+    (tmp_path / "y.jsonl").write_text(file.read_text().replace(" one", " three").replace(" two", " four"))
+    paths = {"titles": ["x"], "bodies": ["x"], "both": ["x", "y"]}
+    sources = {
+        name: TextSource(paths=[str(tmp_path / f"{path}.jsonl") for path in mine], field="text" if name == "titles" else "more")
+        for name, mine in paths.items()
+    }
+    page = page_of(prepared_folder(tmp_path, {}, paths=[], sources=sources))
+    for name, mine in paths.items():
+        assert all(f"{name}: {tmp_path / path}.jsonl" in page.text for path in mine)
+    shown = page.figures["Sources tokens kept"]["layout"]["yaxis"]["ticktext"]
+    assert {"titles", "bodies"} <= set(shown)
 
 
 def test_licenses_are_those_of_the_download(tmp_path: Path) -> None:
