@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,7 +66,8 @@ def _record(
         "documents": documents and dataclasses.asdict(documents),
     }
     if documents:
-        found["documents"]["moved"] = {f"{before} to {after}": count for (before, after), count in documents.moved.items()}
+        for kind, pairs in (("moved", documents.moved), ("relabeled", documents.relabeled)):
+            found["documents"][kind] = {f"{before or '-'} to {after or '-'}": count for (before, after), count in pairs.items()}
     return found
 
 
@@ -88,6 +90,8 @@ def _lines(
         return
     yield f"\ndocuments, compared by {documents.by}\n  {documents.same:,} in both"
     yield from _moved(a, documents)
+    if documents.relabeled:
+        yield f"  {documents.relabeled.total():,} of them of another source: {_kinds(documents.relabeled)}"
     yield from _changed(a, b, documents)
     for words, count, each, places in (
         ("only in A", documents.only_a, a, documents.samples["only_a"]),
@@ -96,7 +100,7 @@ def _lines(
         yield f"  {count:,} {words}"
         for place in places:
             yield f"    {_called(each, place)}: {_start(each, place)}"
-    if not (documents.moved or documents.changed or documents.only_a or documents.only_b or vocabulary):
+    if not (documents.moved or documents.relabeled or documents.changed or documents.only_a or documents.only_b or vocabulary):
         yield "  the shards differ only in how documents are ordered, divided into sentences or labeled"
 
 
@@ -106,10 +110,13 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else yaml_text(value)
 
 
+def _kinds(counts: Counter[tuple[str, str]]) -> str:
+    return ", ".join(f"{count:,} from {before or '-'} to {after or '-'}" for (before, after), count in sorted(counts.items()))
+
+
 def _moved(a: Prepared, documents: DocumentChange) -> Iterator[str]:
     if documents.moved:
-        kinds = ", ".join(f"{count:,} from {before} to {after}" for (before, after), count in sorted(documents.moved.items()))
-        yield f"  {documents.moved.total():,} of them in another split: {kinds}"
+        yield f"  {documents.moved.total():,} of them in another split: {_kinds(documents.moved)}"
     for place, (split, number) in documents.samples["moved"]:
         yield f"    {_called(a, place)}: now {split} {number:,}"
 

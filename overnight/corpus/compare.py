@@ -56,9 +56,9 @@ def _named_counts(manifest: Manifest) -> Counter[str]:
     dropped = {"duplicates": manifest.duplicates, "min_chars": manifest.short} | manifest.dropped
     found = Counter({f"dropped by {name}": count for name, count in dropped.items()})
     found.update({f"masked: {name}": count for name, count in manifest.masked.items()})
-    for source in manifest.sources:  # several may read one path
-        found[f"documents read of {source.path}"] += source.documents
-        found[f"bytes read of {source.path}"] += source.bytes
+    for source in manifest.sources:  # several may read one path, and one may read several
+        found[f"documents read of {source.title}"] += source.documents
+        found[f"bytes read of {source.title}"] += source.bytes
     return found
 
 
@@ -97,6 +97,8 @@ class DocumentChange:
     same: int = 0
     moved: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Of the same ones those that are in another split: from which to which."""
+    relabeled: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Of the same ones those that are of another named source: from which to which."""
     changed: int = 0
     """Of the others those whose name both folders have."""
     only_a: int = 0
@@ -123,6 +125,7 @@ def compare_documents(a: Prepared, b: Prepared, samples: int) -> DocumentChange:
             for each, codes in zip(left, (one, two), strict=True):
                 _unflag(each, codes)
             _count_moved(found, one, two, samples)
+            _count_relabeled(found, _source_names(a, one), _source_names(b, two))
         if a.table and b.table:
             runs = [
                 _sorted(_records(each, _name_keys, flags), work, letter) for each, flags, letter in ((a, left[0], "c"), (b, left[1], "d"))
@@ -236,6 +239,23 @@ def _count_moved(found: DocumentChange, one: np.ndarray, two: np.ndarray, sample
     for (before, after), count in zip(kinds.tolist(), counts.tolist(), strict=True):
         found.moved[SPLITS[before], SPLITS[after]] += count
     _keep(found.samples["moved"], one[moved], two[moved], samples)
+
+
+def _source_names(prepared: Prepared, codes: np.ndarray) -> np.ndarray:
+    """Return the names of the sources of documents, str [N]: those of the shards they are in."""
+    kinds, rows = codes >> _SPLIT, (codes & np.uint64((1 << 60) - 1)).astype(np.int64) - 1
+    names = np.full(len(codes), "", object)
+    for kind, split in enumerate(SPLITS):
+        if entries := prepared.entries(split):
+            here = kinds == kind
+            shard = np.searchsorted(np.cumsum([entry.documents for entry in entries]), rows[here], side="right")
+            names[here] = np.array([entry.source for entry in entries], object)[shard]
+    return names
+
+
+def _count_relabeled(found: DocumentChange, before: np.ndarray, after: np.ndarray) -> None:
+    other = before != after
+    found.relabeled.update(zip(before[other].tolist(), after[other].tolist(), strict=True))
 
 
 def _keep(samples: list[Any], one: np.ndarray, two: np.ndarray, most: int) -> None:

@@ -343,6 +343,18 @@ def test_diff_shows_no_paths_of_a_folder_that_was_made_from_sources(tmp_path: Pa
     assert json.loads(capsys.readouterr().out)["settings"]["data.paths"] == [None, [str(tmp_path / "1/a.jsonl")]]
 
 
+def test_diff_says_that_documents_are_of_another_source(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": f"{text} one", "more": f"{text} two"}) + "\n" for text in texts(20)))
+    for folder, fields in (("1", ("text", "more")), ("2", ("more", "text"))):
+        sources = {name: TextSource(paths=[str(tmp_path / "x.jsonl")], field=key) for name, key in zip("ab", fields, strict=True)}
+        prepared_folder(tmp_path / folder, {}, paths=[], sources=sources)
+    assert call("data", "diff", tmp_path / "1/data", tmp_path / "2/data") == 1
+    out = capsys.readouterr().out
+    assert "  40 of them of another source: 20 from a to b, 20 from b to a" in out and "differ only in how" not in out
+    assert call("data", "diff", tmp_path / "1/data", tmp_path / "2/data", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["documents"]["relabeled"] == {"a to b": 20, "b to a": 20}
+
+
 def test_look_finds_a_source_by_its_name(tmp_path: Path, capsys: Captured) -> None:
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts(10)))

@@ -86,15 +86,24 @@ def test_documents_of_one_name_with_another_text_and_those_in_another_split_are_
     assert "documents read of " + str(tmp_path / "a.jsonl") not in counts
 
 
-def test_what_was_read_of_a_path_is_the_sum_over_its_sources(tmp_path: Path) -> None:
-    folders = []
-    for name, rows in (("first", 60), ("second", 40)):
-        lines = (json.dumps({"text": f"{text} one", "more": f"{text} two"}) for text in texts(rows))
-        (tmp_path / "x.jsonl").write_text("\n".join(lines))
-        sources = {field: TextSource(paths=[str(tmp_path / "x.jsonl")], field=field) for field in ("text", "more")}
-        folders.append(prepared_folder(tmp_path / name, {}, paths=[], sources=sources))
-    counts = {name: (x, y) for name, x, y in count_rows(*(Prepared(folder).manifest for folder in folders))}
-    assert counts[f"documents read of {tmp_path / 'x.jsonl'}"] == (120, 80)
+def named(place: Path, file: Path, fields: dict[str, str]) -> Prepared:
+    """A folder of named sources that read a file, each by a field of its own."""
+    sources = {name: TextSource(paths=[str(file)], field=key) for name, key in fields.items()}
+    return Prepared(prepared_folder(place, {}, paths=[], sources=sources))
+
+
+def test_sources_that_read_one_file_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text("\n".join(json.dumps({"text": f"{text} one", "more": f"{text} two"}) for text in texts(40)))
+    a = named(tmp_path / "1", file, {"titles": "text", "bodies": "more"})
+    b = named(tmp_path / "2", file, {"titles": "more", "bodies": "text"})
+    found = compare_documents(a, b, samples=3)
+    assert found.same == 80 and found.relabeled == {("titles", "bodies"): 40, ("bodies", "titles"): 40}
+    assert compare_documents(a, a, samples=3).relabeled == {}
+    file.write_text("\n".join(file.read_text().split("\n")[:30]))
+    c = named(tmp_path / "3", file, {"titles": "text", "bodies": "more"})
+    counts = {name: (x, y) for name, x, y in count_rows(a.manifest, c.manifest)}
+    assert [counts[f"documents read of {name}: {file}"] for name in ("titles", "bodies")] == [(40, 30), (40, 30)]
 
 
 def test_tokens_that_one_vocabulary_lacks_are_told(tmp_path: Path) -> None:
