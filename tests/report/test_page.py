@@ -263,6 +263,7 @@ def test_several_runs_lie_over_each_other_by_name_and_show_what_differs(tmp_path
     assert {curve["line"]["color"] for curve in curves[:2]} != {curve["line"]["color"] for curve in curves[2:]}
     assert "What differs" in page.text and "seed" in page.text
     assert "wide: docnames pretrained: seed 0, 1, 2 not run yet" in page.text
+    assert "wide: not run yet" in " ".join(page.text.split())
 
 
 def test_a_task_of_several_runs_has_a_column_for_every_seed_and_one_scale_for_all_of_them(tmp_path: Path) -> None:
