@@ -6,6 +6,7 @@ import csv
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import IO, Any
 
 from overnight.config import Data
@@ -178,6 +179,8 @@ def _table(file: OpenFile, rows: Iterator[tuple[int, int, list[str]]]) -> Iterat
 
 def _number(cell: str) -> float | str | None:
     """Return the number that a cell holds, None of an empty one, or what is there instead."""
+    if "_" in cell:  # Python's own numbers may have it between digits
+        return cell
     try:
         return float(cell) if cell.strip() else None
     except ValueError:
@@ -208,6 +211,8 @@ def _document(row: Mapping[str, Any], file: Input) -> Document | str:
     group = _value(row, data.group_field) if data.group_field else None
     if text is None:
         return f"has no text in {data.field!r}; its keys are: {', '.join(list(row)[:12])} (data.field names the one to read)"
+    if isinstance(label, Decimal):  # of a Parquet file
+        label = float(label)
     if label is not None and (not isinstance(label, int | float) or isinstance(label, bool) or not abs(label) <= _MAX_LABEL):
         return f"has no finite number in {data.label!r} but {label!r:.40} (data.label names it; null or no such key is no label)"
     if group is not None and (not isinstance(group, str | int) or isinstance(group, bool)):

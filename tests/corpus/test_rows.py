@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +163,17 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_label_that_is_no_number_is_a_bad_row(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("text,stars\na,1\nb,many\nc,nan\nd,\n")
+    (tmp_path / "x.csv").write_text("text,stars\na,1\nb,many\nc,nan\nd,\ne,1_000\n")
     with pytest.raises(DataError, match=r"x\.csv:3: has no finite number in 'stars' but 'many'"):
         read(tmp_path, label="stars")
-    found, _ = read(tmp_path, label="stars", max_invalid_lines=2)
+    found, _ = read(tmp_path, label="stars", max_invalid_lines=3)
     assert [(document.text, document.label) for document in found] == [("a", 1.0), ("d", None)]
+
+
+def test_a_label_of_a_parquet_file_may_be_a_decimal_number(tmp_path: Path) -> None:
+    rows = [{"text": "a", "stars": Decimal("4.50")}, {"text": "b", "stars": None}]
+    found, _ = read(write(tmp_path, "parquet", rows), label="stars")
+    assert [(document.text, document.label) for document in found] == [("a", 4.5), ("b", None)]
 
 
 def test_a_group_is_text_or_a_whole_number(tmp_path: Path) -> None:
