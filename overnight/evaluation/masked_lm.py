@@ -22,7 +22,7 @@ from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.engine.finite import finite_outputs
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
-from overnight.engine.workload import new_model, set_up_encoder
+from overnight.engine.workload import blank_model, set_up_encoder
 from overnight.errors import DataError
 from overnight.state_files import file_digest
 
@@ -76,7 +76,7 @@ class RunMaskedLM:
         self.device = set_up_machine(run)
         corpus, self.vocabulary = kept_vocabulary(run)
         self.tokenizer = plain_tokenizer(load_tokenizer(corpus))
-        self.model = new_model(run, self.vocabulary, self.device)
+        self.model = blank_model(run, self.vocabulary, self.device)
         progress, state, _ = reader.read_checkpoint(place)
         reader.assert_masked_lm(state, run.run_dir)
         reader.fill(self.model, state, place)

@@ -24,7 +24,7 @@ from overnight.display import plural
 from overnight.engine.finite import finite_outputs
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
-from overnight.engine.workload import new_model
+from overnight.engine.workload import blank_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
 from overnight.finetune.answer_files import by_id
@@ -35,6 +35,7 @@ from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model
 from overnight.models.bert import Linear, padded_vocabulary
+from overnight.models.building import to_be_filled
 from overnight.models.heads import Classifier
 from overnight.run_dir.atomic import write_json
 from overnight.tasks.conll import Sentence
@@ -272,7 +273,8 @@ def _tag(model: Trained, sentences: Sequence[Sentence]) -> Iterator[dict[str, An
 def _load_task(run: BertRun, name: str, facts: dict[str, Any]) -> Trained:
     folder, device = run.run_dir / "finetune" / name, set_up_machine(run, predicts=True)
     vocabulary = task_vocabulary(folder, facts["tokenizer"])
-    model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
+    with to_be_filled():
+        model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
     reader.fill(model, read_weights(folder, facts), folder)
     model = at_work(model, run.precision, device)
     return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts, run.run_dir)
@@ -335,7 +337,7 @@ def _load_masked_lm(run: BertRun) -> Trained:
     reader.assert_masked_lm(state, run.run_dir)
     device = set_up_machine(run, predicts=True)
     corpus, vocabulary = kept_vocabulary(run)
-    model = new_model(run, vocabulary, device)
+    model = blank_model(run, vocabulary, device)
     reader.fill(model, state, source)
     assert_same_corpus(progress, load_manifest(corpus), corpus, run)
     model = at_work(model, run.precision, device)

@@ -22,7 +22,7 @@ from overnight.config import BertRun, is_huggingface, machine_run, meant, refuse
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
-from overnight.engine.workload import new_model
+from overnight.engine.workload import blank_model
 from overnight.errors import ConfigError, DataError
 from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, at_work, load_trained, read_row
 from overnight.finetune.workload import task_model
@@ -31,6 +31,7 @@ from overnight.interop.export_marks import task_of
 from overnight.interop.huggingface import head_of, load_pretrained, task_settings
 from overnight.interop.sources import HUB, hub_folder, read_source
 from overnight.interop.tokenizer_files import longest_text
+from overnight.models.building import to_be_filled
 from overnight.state_files import is_text, kind_of
 from overnight.tasks.classification import kind_of_glue
 
@@ -300,7 +301,7 @@ def _tasks(folder: Path) -> tuple[str, ...]:
 def _pretrained(initial: Initial, run: BertRun) -> Trained:
     """Return an encoder of others; heads that it lacks are never asked."""
     known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run, predicts=True)
-    network = new_model(run, known, device)
+    network = blank_model(run, known, device)
     own = network.state_dict()
     reader.fill(network, own | {name: tensor for name, tensor in initial.state.items() if name in own}, Path(initial.source))
     network = at_work(network, run.precision, device)
@@ -314,7 +315,8 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run, predicts=True)
     state, _, _ = load_pretrained(folder)
     state = {**{name: tensor for name, tensor in state.items() if name.startswith("head.")}, **initial.state}
-    network = task_model(kind, len(labels), run, known.size)
+    with to_be_filled():
+        network = task_model(kind, len(labels), run, known.size)
     wanted = network.state_dict()
     if missing := sorted(wanted.keys() - state.keys()):
         raise DataError(f"{folder}: its weights lack {missing[0]}, which its config.json promises; copy it again")
