@@ -31,7 +31,7 @@ from overnight.engine.loop import StepResult
 from overnight.engine.precision import DTYPES, to_fp8
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.errors import ConfigError, DataError
-from overnight.models.building import to_be_filled
+from overnight.models.building import plain_defaults, to_be_filled
 from overnight.models.bytes import ByteModel, byte_model
 from overnight.models.encoders import MaskedLM, masked_lm
 from overnight.models.flops import training_flops
@@ -203,7 +203,8 @@ class ByteWorkload(_Prepared):
         torch.manual_seed(key(self.run.seed, 0) >> 1)
         segment = _SEGMENT if self.run.memory.activation_checkpointing == "full" else 0
         graphs = self.run.compute.cuda_graphs and device.type == "cuda"
-        return byte_model(self.run.model, label=self.run.predicts_label, recompute=segment, graphs=graphs).to(device)
+        with plain_defaults():
+            return byte_model(self.run.model, label=self.run.predicts_label, recompute=segment, graphs=graphs).to(device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Streams:
         """Return the streams of a split for a phase and its number."""
@@ -234,7 +235,8 @@ def build_workload(run: Run, world: World) -> BertWorkload | ByteWorkload:
 def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> MaskedLM:
     """Return the untrained encoder of a run: the same values on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
-    return masked_lm(run.model, vocabulary.size, run.predicts_next_sentence, run.matches_tokens).to(device)
+    with plain_defaults():
+        return masked_lm(run.model, vocabulary.size, run.predicts_next_sentence, run.matches_tokens).to(device)
 
 
 def blank_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> MaskedLM:

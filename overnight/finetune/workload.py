@@ -26,6 +26,7 @@ from overnight.engine.loop import StepResult
 from overnight.engine.workload import set_up_encoder
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.encoded_task import EncodedTask
+from overnight.models.building import plain_defaults
 from overnight.models.flops import training_flops
 from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
 
@@ -181,9 +182,10 @@ class FinetuneWorkload:
     def untrained(self, device: torch.device) -> Classifier | TokenClassifier | QuestionAnswering:
         """Return the network before its first step: the same values every time."""
         torch.manual_seed(key(self.seed, _INIT) >> 1)
-        model = task_model(self.task.kind, len(self.task.labels), self.run, self.vocabulary.size).to(device)
+        with plain_defaults():
+            model = task_model(self.task.kind, len(self.task.labels), self.run, self.vocabulary.size).to(device)
         if self.task.class_weights and isinstance(model, Classifier):
-            model.class_weights = torch.tensor(self.task.class_weights, device=device)
+            model.class_weights = torch.tensor(self.task.class_weights, dtype=torch.float32, device=device)
         if self.task.kind == "regression" and isinstance(model, Classifier):
             labels = self.task.train.targets["label"].astype(np.float64)
             model.unit = float(labels.mean()), float(labels.std()) or 1.0
