@@ -89,13 +89,13 @@ def filled_up(batch: Batch, pad: int) -> Batch:
     if not more:
         return replace(batch, longest=rounded_up(longest))
     added = [more // count + (i < more % count) for i in range(count)]
-    none = torch.zeros(more, dtype=torch.int64)
+    none = torch.zeros(more, dtype=torch.int64, device="cpu")
     return replace(
         batch,
         ids_N=torch.cat([batch.ids_N, none + pad]),
-        positions_N=torch.cat([batch.positions_N, *map(torch.arange, added)]),
+        positions_N=torch.cat([batch.positions_N, *(torch.arange(n, device="cpu") for n in added)]),
         segments_N=torch.cat([batch.segments_N, none]),
-        starts=torch.cat([batch.starts, tokens + torch.tensor(added, dtype=torch.int32).cumsum(0, dtype=torch.int32)]),
+        starts=torch.cat([batch.starts, tokens + torch.tensor(added, dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)]),
         lengths=(*batch.lengths, *added),
         longest=rounded_up(longest),
     )

@@ -26,7 +26,8 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a host's tensor on a device, without a wait for what the device is still doing."""
     if device.type == "cpu":
         return tensor
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    # What lies on a GPU already cannot be pinned.
+    return (tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def balance_by_length(lengths: list[int] | Tensor, bins: int) -> list[list[int]]
     Returns:
         for each bin the indices of its sequences, longest first.
     """
-    lengths = torch.as_tensor(lengths)
+    lengths = torch.as_tensor(lengths, device="cpu")
     assert len(lengths) % bins == 0, f"{len(lengths)} sequences cannot be dealt to {bins} bins"
     rows = torch.argsort(lengths, descending=True, stable=True).view(-1, bins)
     rows[1::2] = rows[1::2].flip(1)

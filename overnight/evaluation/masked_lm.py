@@ -153,7 +153,7 @@ def flat_batch(ids_N: np.ndarray, lengths_S: np.ndarray, predicted_M: np.ndarray
     return Batch(
         ids_N=torch.from_numpy(np.asarray(ids_N, np.int64)),
         positions_N=torch.from_numpy(positions_N.astype(np.int64)),
-        segments_N=torch.zeros(len(ids_N), dtype=torch.int64),
+        segments_N=torch.zeros(len(ids_N), dtype=torch.int64, device="cpu"),
         starts=torch.from_numpy(starts.astype(np.int32)),
         lengths=tuple(int(n) for n in lengths_S),
         predicted_M=torch.from_numpy(np.asarray(predicted_M, np.int64)),

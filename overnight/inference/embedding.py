@@ -76,7 +76,7 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
         if pooling == "first":
             vectors_SD = first_tokens(hidden_ND, batch)
         else:
-            lengths = moved(torch.tensor(batch.lengths), model.device)
+            lengths = moved(torch.tensor(batch.lengths, device="cpu"), model.device)
             vectors_SD = torch.segment_reduce(hidden_ND, "mean", lengths=lengths, unsafe=True)
         if normalize:
             vectors_SD = torch.nn.functional.normalize(vectors_SD, dim=-1)

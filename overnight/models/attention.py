@@ -169,13 +169,13 @@ def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype, reach: in
         return Layout(batch.starts, longest, varlen=True, window=window)
     near = None
     if max(window) >= 0:
-        at = torch.arange(longest)
+        at = torch.arange(longest, device="cpu")
         back = at[:, None] - at
         near = ((back <= (longest if before < 0 else before)) & (-back <= (longest if after < 0 else after)))[None, None]
     if min(batch.lengths) == longest:
         return Layout(batch.starts, longest, False, mask=None if near is None else moved(near, device), window=window)
     # Made on the host, where the lengths are: the device need not be waited for.
-    lengths, place = torch.tensor(batch.lengths)[:, None], torch.arange(longest)
+    lengths, place = torch.tensor(batch.lengths, device="cpu")[:, None], torch.arange(longest, device="cpu")
     starts = torch.cumsum(lengths, 0) - lengths
     mask = place < lengths
     pad, unpad = (starts + torch.minimum(place, lengths - 1)).flatten(), mask.flatten().nonzero().squeeze(1)

@@ -43,7 +43,8 @@ def _padded(logits_NC: Tensor, batch: Batch) -> Tensor:
     """Return what belongs to each sequence as a row (S, T, C), -inf behind its end."""
     # Made on the host, which would otherwise wait for the device to say how many there are.
     count, total = len(batch.lengths), len(logits_NC)
-    sequence_N = torch.repeat_interleave(torch.arange(count), torch.tensor(batch.lengths), output_size=total)
+    lengths = torch.tensor(batch.lengths, device="cpu")
+    sequence_N = torch.repeat_interleave(torch.arange(count, device="cpu"), lengths, output_size=total)
     out = logits_NC.new_full((count, max(batch.lengths), logits_NC.shape[1]), float("-inf"))
     return out.index_put((moved(sequence_N, logits_NC.device), batch.positions_N), logits_NC)
 

@@ -41,7 +41,7 @@ def quantized(weight: Tensor, bias: Tensor | None) -> Int8Weight:
     scales = weight.detach().float().abs().amax(1).clamp_min(1e-30) / _STEPS
     steps = (weight.detach().float() / scales[:, None]).round_().to(torch.int8)
     # A copy: a transposed matrix of one row counts as contiguous with strides that torch's product misreads.
-    turned = torch.empty(steps.shape[::-1], dtype=torch.int8).copy_(steps.t())
+    turned = torch.empty(steps.shape[::-1], dtype=torch.int8, device=steps.device).copy_(steps.t())
     return Int8Weight(turned, scales, torch.zeros_like(scales) if bias is None else bias.detach().float())
 
 
@@ -63,7 +63,8 @@ def is_exact() -> bool:
     """Return whether the product of the largest numbers is right: without instructions for 8 bits some libraries let sums overflow in 16."""
     try:
         for sign in (1, -1):
-            a, b = torch.full((4, 256), _STEPS, dtype=torch.int8), torch.full((256, 16), sign * _STEPS, dtype=torch.int8)
+            a = torch.full((4, 256), _STEPS, dtype=torch.int8, device="cpu")
+            b = torch.full((256, 16), sign * _STEPS, dtype=torch.int8, device="cpu")
             if not (torch._int_mm(a, b) == sign * 256 * _STEPS**2).all():
                 return False
     except (AttributeError, NotImplementedError, RuntimeError):

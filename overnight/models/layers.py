@@ -78,7 +78,11 @@ def packed_product(x: Tensor, w: Tensor, bias: Tensor | None, outputs: int) -> T
 
 def unpacked(w: Tensor, outputs: int, inputs: int) -> Tensor:
     """Return the weight (out, in) that :func:`packed` has laid out."""
-    return w.to_dense() if w.is_mkldnn else forward_native.linear(torch.eye(inputs), w, None, outputs).t().contiguous()
+    return (
+        w.to_dense()
+        if w.is_mkldnn
+        else forward_native.linear(torch.eye(inputs, dtype=torch.float32, device="cpu"), w, None, outputs).t().contiguous()
+    )
 
 
 @functools.cache

@@ -122,7 +122,7 @@ def pooled(hidden_ND: Tensor, batch: Batch, model: ModernBertConfig) -> Tensor:
     """Return what stands for each sequence (S, D): the mean of the hidden states of its tokens, taken in fp32, or that of its first."""
     if model.pooling == "cls":
         return first_tokens(hidden_ND, batch)
-    lengths = moved(torch.tensor(batch.lengths), hidden_ND.device)
+    lengths = moved(torch.tensor(batch.lengths, device="cpu"), hidden_ND.device)
     # `unsafe` leaves out a look at the lengths, for which the host would wait twice.
     return torch.segment_reduce(hidden_ND.float(), "mean", lengths=lengths, unsafe=True).to(hidden_ND.dtype)
 

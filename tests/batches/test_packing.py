@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.batches.packing import IGNORED, Batch, StepBatches, balance_by_length
+from overnight.batches.packing import IGNORED, Batch, StepBatches, balance_by_length, moved
 from overnight.batches.streams import ByteBatch
 
 
@@ -50,3 +52,20 @@ def test_a_number_that_is_the_mark_of_ignored_ids_counts_as_any_other() -> None:
         torch.zeros(2, 3, dtype=torch.int64), torch.arange(2), torch.ones(2, dtype=torch.bool), {"label": torch.tensor([-100.0, 3.0])}
     )
     assert StepBatches((numbers,), 6, 2).divisors() == {"label": 2}
+
+
+@pytest.mark.parametrize(("place", "pinned"), [("cpu", True), ("cuda", False)])
+def test_only_what_lies_on_the_host_is_pinned_on_its_way_to_a_gpu(place: str, pinned: bool) -> None:
+    class Stub:
+        """A tensor at a place, whose copies say how they were made."""
+
+        device = torch.device(place)
+
+        def pin_memory(self) -> Any:
+            return type("Pinned", (Stub,), {"was_pinned": True})()
+
+        def to(self, device: torch.device, non_blocking: bool) -> tuple[torch.device, bool, bool]:
+            return device, non_blocking, getattr(self, "was_pinned", False)
+
+    stub: Any = Stub()
+    assert moved(stub, torch.device("cuda")) == (torch.device("cuda"), True, pinned)

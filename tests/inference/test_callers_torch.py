@@ -1,7 +1,8 @@
-"""A loaded model neither changes what its caller has set in torch nor depends on it: random numbers, the default type."""
+"""A loaded model neither changes what its caller has set in torch nor depends on it: random numbers, the default type, the default device."""
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def folders(trained_run: BertRun, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 def answers(model: Model) -> tuple[np.ndarray, object]:
-    vectors = np.concatenate([model.embed(TEXTS), model.embed(TEXTS, "first", 0, True)])
+    vectors = np.concatenate([model.embed(TEXTS), copy.deepcopy(model).embed(TEXTS, "first", 0, True)])
     return vectors, model.predict(TEXTS) if model.kind != "mask" else model.fill("The [MASK] of a class.")
 
 
@@ -85,3 +86,14 @@ def test_a_run_trains_to_the_same_bits_whatever_type_torch_takes_by_default(tiny
         assert place is not None
         weights.append((place / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("name", ["run", "task", "exported task", "modern"])
+def test_a_model_on_the_cpu_answers_the_same_whatever_device_torch_takes_by_default(
+    name: str, precision: str, folders: dict[str, Path]
+) -> None:
+    vectors, said = answers(overnight.load(folders[name], device="cpu", precision=precision))
+    with torch.device("meta"):  # as torch.set_default_device
+        found, again = answers(overnight.load(folders[name], device="cpu", precision=precision))
+    assert np.array_equal(found, vectors) and again == said

@@ -115,3 +115,15 @@ def test_several_classes_and_weights_of_classes_are_torchs_losses() -> None:
         losses, _ = model.losses(dataclasses.replace(batch, targets={"label": one}), torch.float32)
     torch.testing.assert_close(losses["label"], torch.nn.CrossEntropyLoss(weights, reduction="sum")(logits, one))
     assert "class_weights" not in model.state_dict()
+
+
+@pytest.mark.parametrize("head", [TokenClassifier, QuestionAnswering])
+def test_rows_of_each_sequence_are_laid_out_whatever_device_torch_takes_by_default(head: Any) -> None:
+    torch.manual_seed(0)
+    outputs = (5,) if head is TokenClassifier else ()
+    model, batch = loud(head(BertConfig(**SIZES), VOCAB, *outputs)).eval(), random_batch(LENGTHS)
+    with torch.no_grad():
+        expected = model(batch, torch.float32)
+        with torch.device("meta"):
+            found = model(batch, torch.float32)
+    assert torch.equal(found, expected)
