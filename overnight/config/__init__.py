@@ -15,6 +15,7 @@ from overnight.config.load import (
     refuse_untrained,
     run_yaml,
     stored_run,
+    task_folder,
     to_tree,
 )
 from overnight.config.machine import Stability
@@ -85,5 +86,6 @@ __all__ = [
     "refuse_untrained",
     "run_yaml",
     "stored_run",
+    "task_folder",
     "to_tree",
 ]

@@ -162,6 +162,12 @@ def refuse_untrained(folder: Path) -> None:
         raise ConfigError(f"{folder} has no checkpoint yet; run its command again to train it")
 
 
+def task_folder(folder: Path) -> Path:
+    """Return the folder of a fine-tuned task as it lies in its run, `RUN/finetune/TASK`, where it is named by `.` or by a link; of any other the folder that is given."""
+    places = folder, Path(os.path.abspath(folder)), Path(os.path.realpath(folder))  # the task may itself be a link in its run
+    return next((place for place in places if place.parent.name == "finetune"), folder)
+
+
 def meant(source: str) -> str:
     """Return what to add to a message about a name that does not exist, where a run folder below `runs` has it."""
     near = Path("runs") / source
@@ -176,7 +182,7 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     """
     path = next((file for name in ("run.yaml", "config.json") if (file := folder / name).is_file()), None)
     if path is None and (folder / "task.json").is_file():
-        raise ConfigError(f"{folder}: is a fine-tuned task; name its run folder, {folder.parent.parent}")
+        raise ConfigError(f"{folder}: is a fine-tuned task; name its run folder, {task_folder(folder).parent.parent}")
     if path is None:
         refuse_untrained(folder)
         raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json){meant(str(folder))}")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast, overload
 from overnight.checkpoint import reader
 from overnight.checkpoint.initial import Initial
 from overnight.checkpoint.task_folder import folders_of_tasks
-from overnight.config import BertRun, is_huggingface, machine_run, meant, refuse_untrained, stored_run
+from overnight.config import BertRun, is_huggingface, machine_run, meant, refuse_untrained, stored_run, task_folder
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
@@ -71,7 +71,7 @@ def open_model(source: str, task: str, overrides: Sequence[str], reads: str = ""
         overrides: `key=value`.
         reads: the task of GLUE whose files a folder of others, which does not say, is scored on.
     """
-    path, whole = Path(source), Path(os.path.abspath(source))  # `.` may be such a folder
+    path, whole = Path(source), task_folder(Path(os.path.abspath(source)))
     if (whole / "task.json").is_file() and whole.parent.name == "finetune" and not task:
         path, task = whole.parent.parent, whole.name
     if (path / "run.yaml").is_file():

@@ -16,7 +16,7 @@ from torch import Tensor
 from overnight.checkpoint.initial import Initial, with_tokens
 from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
 from overnight.checkpoint.run_corpus import kept_vocabulary
-from overnight.config import BertRun, environment_text, is_huggingface, refuse_untrained, stored_run
+from overnight.config import BertRun, environment_text, is_huggingface, refuse_untrained, stored_run, task_folder
 from overnight.config.schema import ENCODERS
 from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens
 from overnight.errors import DataError
@@ -76,7 +76,7 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
     elif is_huggingface(path):
         raise DataError(f"{path}: has no config.json, which says the sizes of the network; copy it from where the checkpoint is from")
     elif (path / "task.json").is_file():
-        raise DataError(f"{path}: is a fine-tuned task; name its run folder, {path.parent.parent}")
+        raise DataError(f"{path}: is a fine-tuned task; name its run folder, {task_folder(path).parent.parent}")
     else:
         refuse_untrained(path)
         what = "is no checkpoint that can be read" if path.exists() else "does not exist"
