@@ -14,7 +14,7 @@ from torch import Tensor
 from overnight.machine import why_no_triton
 from overnight.optim import native
 from overnight.optim.offload import chunks
-from overnight.optim.state import local, state_dtype
+from overnight.optim.state import has_memory, is_traced, local, state_dtype
 
 # Elements that are stepped together. On a CPU the intermediate results of a bucket should stay in its cache; on a GPU the bound is
 # their memory. Tensors that are sharded are one bucket, so that all their norms take one collective.
@@ -64,10 +64,21 @@ def backend_of(p: Tensor, grad: Tensor, group: dict[str, Any]) -> str:
     Args:
         group: `fused` True asks for the first two and False for lists; None takes what is there, unless `foreach` says how.
     """
+    return "lists" if by_lists(group) else fastest(p, grad, group["fused"])
+
+
+def by_lists(group: dict[str, Any]) -> bool:
+    """Return whether a group is stepped by lists of tensors, whatever its tensors are: asked once for all of them."""
     fused = group["fused"]
-    if fused is False or (fused is None and group["foreach"] is not None) or torch.compiler.is_compiling() or not local(p).is_contiguous():
-        return "lists"
-    if local(grad).is_neg():  # what lies in memory is its negative, as of the imaginary part of a conjugate
+    return fused is False or (fused is None and group["foreach"] is not None) or is_traced()
+
+
+def fastest(p: Tensor, grad: Tensor, fused: bool | None) -> str:
+    """Return what steps a tensor of a group that is not stepped by lists; arguments as in :func:`backend_of`."""
+    x, g = local(p), local(grad)
+    # What lies in memory must be the numbers: not their negatives, as of the imaginary part of a conjugate, nor nothing, as of a zero
+    # that autograd did not write out.
+    if not (has_memory(x) and has_memory(g)) or not x.is_contiguous() or g.is_neg() or g._is_zerotensor():
         return "lists"
     if p.device.type == "cpu":
         takes = not hasattr(p, "device_mesh") and grad.is_contiguous()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from overnight.errors import first_names
 from overnight.optim import native
-from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
+from overnight.optim.batch import Batch, buckets, by_lists, fastest, groups_of, split
 from overnight.optim.checks import Rule, check_dense, check_settings, check_tensors
 from overnight.optim.offload import offloaded, on_device
 from overnight.optim.state import (
@@ -182,6 +182,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for number, (group, tensors) in enumerate(zip(self.param_groups, named(self.param_groups), strict=True)):
             if not isinstance(group["lr"], Tensor) and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(f"lr = {group['lr']}: a captured graph would use this number for ever; give a tensor on the device")
+            lists = by_lists(group)
             for name, p in tensors:
                 if p.grad is None or p.numel() == 0:
                     continue
@@ -192,7 +193,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
                     mesh, placements = getattr(p, "device_mesh", None), getattr(p, "placements", ())
                     if placements != getattr(grad, "placements", ()):
                         grad = grad.redistribute(mesh, placements)
-                backend = backend_of(p, grad, group)
+                backend = "lists" if lists else fastest(p, grad, group["fused"])
                 key = (number, p.device, p.dtype, grad.dtype, mesh, placements, backend)
                 if key not in batches:
                     batches[key] = Batch(group, groups_of(p), backend)
@@ -254,7 +255,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             return torch.stack(steps)
         together, views = self._counts.get(id(steps[0]), (amount, []))
         if len(views) != len(steps) or any(view is not step for view, step in zip(views, steps, strict=True)):
-            together = torch.stack(steps)
+            together = torch.stack(steps) + 0 * amount  # of its kind: a wrapper of two tensors would be added twice to a plain one
             views = list(together.unbind())
             for state, view in zip(states, views, strict=True):
                 state["step"] = view

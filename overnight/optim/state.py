@@ -30,6 +30,20 @@ def local(x: Tensor) -> Tensor:
     return part
 
 
+def has_memory(x: Tensor) -> bool:
+    """Return whether the numbers of a tensor of this process lie where its address says.
+
+    A subclass that carries operations out itself may hold other tensors (a wrapper), or no numbers at all (a fake tensor).
+    """
+    kind: Any = type(x)
+    return kind in _PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def is_traced() -> bool:
+    """Return whether operations are not carried out now, but compiled, or only asked for the shapes of their results (FakeTensorMode)."""
+    return torch.compiler.is_compiling() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def is_sum(x: Tensor) -> bool:
     """Return whether each process has a term of a tensor, which is their sum (`Partial`)."""
     return any(placement.is_partial() for placement in getattr(x, "placements", ()))

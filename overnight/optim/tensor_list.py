@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from overnight.optim.state import has_memory, is_traced
+
 # Numbers that are squared and added in their own precision.
 _STRETCH = 1 << 14
 # Below this norm, squares of float32 values that are 0 or have lost digits (those of numbers under 1e-19) may count.
@@ -82,7 +84,7 @@ class Tensors:
 
         Right from 1e-30 to 1e30 in float32, whose squares would be 0 and infinite.
         """
-        if self.parts[0].device.type == "cpu" and not torch.compiler.is_compiling():
+        if self.parts[0].device.type == "cpu" and has_memory(self.parts[0]) and not is_traced():
             norms = _cpu_norms(self.parts)
         else:
             norms = torch.stack(torch._foreach_norm(self.parts, dtype=torch.float64)).to(self.parts[0].dtype)

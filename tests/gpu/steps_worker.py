@@ -29,6 +29,7 @@ from overnight.engine.recurrent_state import RecurrentState
 from overnight.models import bert, modernbert
 from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
 from overnight.models.modernbert import ModernBertForMaskedLM
+from overnight.optim import batch as optim_batch
 from overnight.optim import kernels
 from overnight.optim.groups import build_optimizer
 from tests.models.sample import MODERN_SIZES, SIZES, VOCAB, modern, pretraining, random_batch
@@ -222,6 +223,8 @@ def faked() -> FakeTensorMode:
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
     bert.layout, modernbert.layout = with_numbers(bert.layout), with_numbers(modernbert.layout)
     kernels._make_layout = with_numbers(kernels._make_layout)  # type: ignore[assignment]
+    # Elsewhere the optimizers look through a fake tensor, and step it by lists; here it stands for one of a GPU.
+    optim_batch.has_memory, optim_batch.is_traced = lambda x: True, torch.compiler.is_compiling  # type: ignore[assignment]
     return mode
 
 
