@@ -209,6 +209,12 @@ def _write(address: tl.tensor, at: tl.tensor, last: tl.tensor, values: tl.tensor
 
 
 @triton.jit
+def _above_0(eps: tl.tensor, new1: tl.tensor) -> tl.tensor:
+    """Return eps, and where it is 0 something above for a tensor that is left alone: 0/0 is NaN, also at a rate of 0."""
+    return tl.where((eps < 1e-37) & (new1 == 0.0), 1.0, eps)
+
+
+@triton.jit
 def _update_direction(
     x: tl.tensor, g: tl.tensor, m: tl.tensor, v: tl.tensor, correct1: tl.tensor, correct2: tl.tensor, eps: tl.tensor, decay: tl.tensor
 ) -> tl.tensor:
@@ -248,6 +254,7 @@ def _move_moments(
     first, whole, last = _chunk(chunks, sizes, (x_at | g_at | m_at | v_at) % 16 == 0)
     row = numbers + 6 * tensor
     new1, new2, correct1, correct2, scale = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 5)
+    eps = _above_0(eps, new1)
     xx = tl.zeros([BLOCK], tl.float64)
     rr = tl.zeros([BLOCK], tl.float64)
     cc = tl.zeros([BLOCK], tl.float64)
@@ -303,6 +310,7 @@ def _move(
     first, whole, last = _chunk(chunks, sizes, (x_at | g_at | m_at | v_at | copy_at) % 16 == 0)
     row = numbers + (8 if LANS else 7) * tensor
     correct1, correct2, scale, rate_r = tl.load(row + 2), tl.load(row + 3), tl.load(row + 5), tl.load(row + 6)
+    eps = _above_0(eps, tl.load(row))
     for part in tl.static_range(2):
         for start in range(whole if part else first, last if part else whole, BLOCK):
             at = start + tl.arange(0, BLOCK)

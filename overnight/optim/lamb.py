@@ -21,6 +21,9 @@ from overnight.optim.checks import AMOUNT, BETAS, Rule
 from overnight.optim.layerwise import Layerwise, Params
 from overnight.optim.tensor_list import Tensors, ratio
 
+# Below it an eps may be 0 in float32.
+_LEAST_EPS = 1e-37
+
 
 class Scalars(NamedTuple):
     """The values of a step: for each tensor (n), or one for all."""
@@ -50,7 +53,7 @@ def lamb(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
     """
     m.lerp_(g, s.new1)
     v.lerp_(g.mul(g), s.new2)
-    d = v.mul(s.correct2).sqrt_().add_(group["eps"])
+    d = denominator(v, s, group["eps"])
     return (m.mul(s.correct1).div_(d).add_(x, alpha=group["weight_decay"]),)
 
 
@@ -162,6 +165,12 @@ class Lamb(Layerwise):
     def native(self, xs: list[Tensor], gs: list[Tensor], moments: list[list[Tensor]], table: Tensor, group: dict[str, Any]) -> Tensor:
         """Take the step by native.c; returns the trust ratios (n)."""
         return native.adaptive("lamb", xs, gs, moments[0], moments[1], table, group, self.scratch(xs))
+
+
+def denominator(v: Tensors, s: Scalars, eps: float) -> Tensors:
+    """Return √v̂ + eps, and where eps is 0 something above 0 for a tensor that is left alone: 0/0 is NaN, also at a rate of 0."""
+    d = v.mul(s.correct2).sqrt_().add_(eps)
+    return d if eps >= _LEAST_EPS else d.add_(Tensors((s.new1 == 0).to(s.new1.dtype).unbind()))
 
 
 def decay(beta: float, t: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:

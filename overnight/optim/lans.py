@@ -20,7 +20,7 @@ from torch import Tensor
 
 from overnight.optim import native
 from overnight.optim.checks import AMOUNT, BETAS, Rule
-from overnight.optim.lamb import Scalars, decay
+from overnight.optim.lamb import Scalars, decay, denominator
 from overnight.optim.layerwise import Layerwise, Params
 from overnight.optim.tensor_list import Tensors, ratio
 
@@ -37,7 +37,7 @@ def lans(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
     """
     m.lerp_(g, s.new1)
     v.lerp_(g.mul(g), s.new2)
-    d = v.mul(s.correct2).sqrt_().add_(group["eps"])
+    d = denominator(v, s, group["eps"])
     r = m.mul(s.correct1).div_(d).add_(x, alpha=group["weight_decay"])
     c = g.div(d).add_(x, alpha=group["weight_decay"])
     return r, c

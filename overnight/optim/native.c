@@ -6,6 +6,7 @@
 #include <math.h>
 
 #define STRETCH 16384
+#define LEAST_EPS 1e-37 /* as lamb.py has it */
 #define STRETCHES(n) (((n) + STRETCH - 1) / STRETCH)
 #define END(i, n) ((i) + STRETCH < (n) ? (i) + STRETCH : (n))
 
@@ -75,6 +76,7 @@ static void lars_stretch(long n, const REAL *row, REAL momentum, REAL decay, int
 }
 
 static Sums directions(int lans, long n, const REAL *row, REAL eps, REAL decay, REAL *x, REAL *g, REAL *m, REAL *v, REAL *u, REAL *w) {
+    if (eps < LEAST_EPS && row[0] == 0) eps = 1; /* left alone: 0/0 is NaN, also at a rate of 0 */
     return lans ? lans_directions(n, row, eps, decay, x, g, m, v, u, w) : lamb_directions(n, row, eps, decay, x, g, m, v, u);
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,23 @@ def test_9_lans_has_a_guard_at_a_gradient_of_zero(fused: bool) -> None:
         optimizer.step()
         assert torch.isfinite(p).all()
         assert all(torch.isfinite(value).all() for value in optimizer.state[p].values())
+
+
+@fused
+@pytest.mark.parametrize("make", [Lamb, Lans])
+@pytest.mark.parametrize("settings", [{}, {"trust_ratio": False}, {"weight_decay": 0.0}], ids=str)
+def test_9_without_an_eps_a_tensor_that_is_left_alone_stays_as_it_was(
+    make: type[Lamb] | type[Lans], settings: dict[str, Any], fused: bool
+) -> None:
+    params = [draw(5, 4), draw(3), draw(20000)]  # the last is longer than a stretch of native.c
+    for p in params:
+        p.requires_grad_().grad = torch.zeros_like(p)
+    params[1].grad = draw(3, seed=1)
+    optimizer = make(params, lr=0.01, eps=0.0, fused=fused, **settings)
+    optimizer.step()
+    assert torch.equal(params[0], draw(5, 4)) and torch.equal(params[2], draw(20000))
+    assert torch.isfinite(params[1]).all() and not torch.equal(params[1], draw(3))
+    assert all(torch.isfinite(trust).all() for _, trust in optimizer.ratios)
 
 
 def test_10_a_tied_table_is_in_one_group_once_and_no_bias_is_among_the_matrices() -> None:
