@@ -77,7 +77,7 @@ class Muon(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         # Their own defaults, such as the coefficients of Newton and Schulz. eps is AdamW's: Muon's own only guards a division.
-        zero = torch.zeros(1, 1)
+        zero = torch.zeros(1, 1, device="cpu")  # whatever torch.set_default_device says
         part: torch.optim.Optimizer = (
             torch.optim.Muon([zero], adjust_lr_fn="match_rms_adamw") if group["muon"] else torch.optim.AdamW([zero], fused=True)
         )
@@ -102,7 +102,7 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._parts is None:
-            zero = torch.zeros(1, 1)
+            zero = torch.zeros(1, 1, device="cpu")  # whatever torch.set_default_device says
             self._parts = torch.optim.Muon([zero]), torch.optim.AdamW([zero], fused=True)
         stepped = [(name, p, p.grad) for tensors in named(self.param_groups) for name, p in tensors if p.grad is not None]
         for name, _, grad in stepped:

@@ -209,3 +209,17 @@ def test_matrices_are_taken_at_once_on_a_gpu_only_and_in_the_form_that_is_known(
     assert not muon_stacks.takes({"params": [p], **known})
     for other in ({"lr": torch.tensor(0.1)}, {"nesterov": False}, {"adjust_lr_fn": None}):
         assert not muon_stacks.takes({"params": [], **known, **other})
+
+
+@pytest.mark.parametrize("muon", [True, False])
+def test_the_default_device_of_torch_changes_nothing(muon: bool) -> None:
+    def end(device: str) -> Tensor:
+        p = network(torch.float32)[0]
+        with torch.device(device):
+            optimizer = Muon([{"params": [p], "muon": muon}])
+        p.grad = torch.ones_like(p)
+        with torch.device(device):
+            optimizer.step()
+        return p.detach()
+
+    assert torch.equal(end("xla"), end("cpu")), "a device that this torch does not have"
