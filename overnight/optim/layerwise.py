@@ -30,6 +30,7 @@ from overnight.optim.state import (
     load,
     local,
     named,
+    real_numbers,
     same_counts,
     saved_states,
     state_dtype,
@@ -363,11 +364,12 @@ def whole_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return L2 norms of whole tensors (n), float32 or wider, also where each process holds a part; waits for no device."""
     alike: dict[Any, list[int]] = {}
     tensors = [summed(x) for x in tensors]
-    for i, x in enumerate(tensors):
-        alike.setdefault((x.device, state_dtype(x), tuple(groups_of(x))), []).append(i)
+    parts = [real_numbers(local(x.detach())) for x in tensors]
+    for i, (x, part) in enumerate(zip(tensors, parts, strict=True)):
+        alike.setdefault((x.device, state_dtype(part), tuple(groups_of(x))), []).append(i)
     norms: list[Tensor] = [torch.empty(0)] * len(tensors)
     for (_, kind, shards), numbers in alike.items():
-        found = Tensors([local(tensors[i].detach()).to(kind) for i in numbers], shards).norm()
+        found = Tensors([parts[i].to(kind) for i in numbers], shards).norm()
         for i, norm in zip(numbers, found.unbind(), strict=True):
             norms[i] = norm
     return torch.stack(norms) if norms else torch.empty(0)

@@ -44,6 +44,15 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
+def real_numbers(x: Tensor) -> Tensor:
+    """Return the numbers of a tensor of this process that are not known to be 0, two for each complex one; of a plain tensor itself."""
+    if x.layout == torch.sparse_coo:
+        x = x.coalesce().values()
+    elif x.layout != torch.strided:
+        x = x.values()
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
 def is_sum(x: Tensor) -> bool:
     """Return whether each process has a term of a tensor, which is their sum (`Partial`)."""
     return any(placement.is_partial() for placement in getattr(x, "placements", ()))

@@ -181,3 +181,23 @@ def test_measuring_does_not_change_the_step(name: str) -> None:
                 snapshot.after()
         ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_complex_number_counts_by_its_absolute_value(dtype: torch.dtype) -> None:
+    p = torch.tensor([3 + 4j], dtype=dtype, requires_grad=True)
+    p.grad = torch.tensor([6 + 8j], dtype=dtype).conj()
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    before = Snapshot(optimizer)
+    optimizer.step()
+    assert before.after().rows() == {"parameter 0": [5.0, 10.0, 5.0, None]}
+
+
+def test_a_sparse_gradient_is_measured_by_the_sums_that_it_stands_for() -> None:
+    table = nn.Embedding(7, 2, sparse=True)
+    table(torch.tensor([1, 1, 5])).sum().backward()
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    before = Snapshot(optimizer)
+    optimizer.step()
+    (_, gradient, update, _) = before.after().rows()["parameter 0"]
+    assert gradient == update == rounded(math.sqrt(2 * 2**2 + 2 * 1**2))
