@@ -22,6 +22,9 @@ class Rule(NamedTuple):
 
 AMOUNT = Rule(lambda value: 0 <= float(value) < math.inf, "finite and 0 or more")
 POSITIVE = Rule(lambda value: 0 < float(value) < math.inf, "finite and above 0")
+BOUND = Rule(lambda value: value is None or POSITIVE.holds(value), "finite and above 0, or None for no clipping")
+NUMBER = Rule(lambda value: isinstance(float(value), float), "a number")
+NO_MATRIX = Rule(lambda value: getattr(value, "ndim", 0) <= 1, "one number")
 SHARE = Rule(lambda value: 0 <= value < 1, "0 or more and below 1")
 BETAS = Rule(lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "two numbers, each 0 or more and below 1")
 
@@ -32,16 +35,25 @@ def check_settings(group: dict[str, Any], rules: Mapping[str, Rule]) -> None:
     Raises:
         ValueError: naming the first that is wrong, and what it must be.
     """
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-        raise ValueError(f"lr has {group['lr'].numel()} elements: must be one number")
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"lr has {lr.numel()} elements: must be one number")
     for name, rule in {"lr": AMOUNT, "weight_decay": AMOUNT, **rules}.items():
-        value = group[name]
-        try:
-            right = not isinstance(value, str) and rule.holds(value)
-        except (TypeError, ValueError, RuntimeError):
-            right = False
-        if not right:
-            raise ValueError(f"{name} = {value}: must be {rule.text}")
+        check_setting(name, group[name], rule)
+
+
+def check_setting(name: str, value: Any, rule: Rule) -> None:
+    """Check one setting.
+
+    Raises:
+        ValueError: naming it, and what it must be.
+    """
+    try:
+        right = not isinstance(value, str) and rule.holds(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        right = False
+    if not right:
+        raise ValueError(f"{name} = {value}: must be {rule.text}")
 
 
 def check_tensors(tensors: Iterable[tuple[str, Tensor]]) -> None:

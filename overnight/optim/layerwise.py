@@ -20,7 +20,7 @@ from torch import Tensor
 from overnight.errors import first_names
 from overnight.optim import native
 from overnight.optim.batch import Batch, buckets, by_lists, fastest, groups_of, split
-from overnight.optim.checks import Rule, check_dense, check_settings, check_tensors
+from overnight.optim.checks import BOUND, NO_MATRIX, Rule, check_dense, check_setting, check_settings, check_tensors
 from overnight.optim.offload import offloaded, on_device
 from overnight.optim.state import (
     check,
@@ -93,8 +93,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         check_finite: bool,
         skip_zero_grad: bool,
     ) -> None:
-        if max_grad_norm is not None and not 0 < max_grad_norm < math.inf:
-            raise ValueError(f"max_grad_norm = {max_grad_norm}: must be finite and above 0, or None for no clipping")
+        check_setting("max_grad_norm", max_grad_norm, BOUND)
         if foreach is False and fused:
             raise ValueError("fused = True: contradicts foreach = False")
         self.max_grad_norm = max_grad_norm
@@ -134,7 +133,9 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for name in ("max_grad_norm", "check_finite"):
             if name in param_group:
                 raise ValueError(f"{name} = {param_group[name]}: is over all groups; give it to the optimizer, not to a group")
-        check_settings({**self.defaults, **param_group}, self.rules)
+        settings = {**self.defaults, **param_group}
+        check_settings(settings, self.rules)
+        check_setting("lr", settings["lr"], NO_MATRIX)
         _add_param_group(self, param_group)
         try:
             check_tensors(named(self.param_groups)[-1])

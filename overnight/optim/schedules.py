@@ -27,8 +27,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from overnight.config import Optim, Phase, Schedule
-from overnight.config.fields import out_of_range
+from overnight.config.fields import hints, out_of_range
 from overnight.config.optimizers import UNTUNED, Reference, share_problems
+from overnight.optim.checks import NUMBER, check_setting
 
 
 def learning_rates(phase: Phase) -> Callable[[int], float]:
@@ -137,6 +138,8 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
     """
     _check(schedule)
     total = schedule.total_steps or steps
+    if total < 1:
+        raise ValueError(f"{'schedule.total_steps' if schedule.total_steps else 'steps'} = {total}: must be 1 or more")
     schedule = limited(schedule, total)
     w = schedule.warmup_ratio
     t = schedule.step_offset + step
@@ -158,6 +161,9 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _check(schedule: Schedule) -> None:
+    for name, (kind, _) in hints(Schedule).items():
+        if kind in (int, float):
+            check_setting(f"schedule.{name}", getattr(schedule, name), NUMBER)
     if problems := [*out_of_range(schedule, "schedule."), *share_problems("schedule", schedule, schedule.warmup_ratio)]:
         raise ValueError("; ".join(problems))
 

@@ -341,14 +341,14 @@ def test_the_state_of_a_sister_and_of_other_shapes_are_refused(name: str) -> Non
 
 
 INVALID: dict[str, list[Any]] = {
-    "lr": [-1.0, math.nan, math.inf, torch.tensor(-1.0), torch.zeros(2)],
+    "lr": [-1.0, math.nan, math.inf, torch.tensor(-1.0), torch.zeros(2), torch.tensor([[0.1]]), 10**400, "x"],
     "weight_decay": [-0.1, math.inf, math.nan],
     "eps": [-1e-9, math.nan],
     "betas": [(1.0, 0.9), (0.9, -0.1), (0.9, math.nan), (0.9,)],
     "max_trust_ratio": [0.0, -1.0, math.nan],
     "momentum": [-0.1, 1.0, math.nan],
     "trust_coefficient": [0.0, math.inf, math.nan],
-    "max_grad_norm": [0.0, -1.0, math.nan, math.inf],
+    "max_grad_norm": [0.0, -1.0, math.nan, math.inf, "x", 10**400],
 }
 MUST = {
     "lr": "finite and 0 or more|one number",

@@ -99,11 +99,18 @@ def test_a_setting_that_only_another_shape_has_does_nothing(name: str) -> None:
             "schedule.stable_ratio = 0.6: must be 0 to 0.4, what the warm-up leaves",
         ),
         ({"power": 0.0}, "schedule.power = 0.0: must be above 0 and finite"),
+        ({"warmup_ratio": "x"}, "schedule.warmup_ratio = x: must be a number"),
+        ({"name": "linear", "total_steps": -1}, "schedule.total_steps = -1: must be 1 or more"),
     ],
 )
 def test_a_schedule_of_ones_own_loop_is_checked_as_a_recipes_is(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         factor(Schedule(**settings), 0, 1000)
+
+
+def test_a_schedule_of_no_steps_has_no_factor() -> None:
+    with pytest.raises(ValueError, match=r"^steps = 0: must be 1 or more$"):
+        factor(Schedule("linear"), 0, 0)
 
 
 def test_a_limit_of_the_warm_up_holds_in_ones_own_loop_as_in_a_run() -> None:
