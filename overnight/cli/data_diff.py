@@ -66,7 +66,7 @@ def _record(
         "documents": documents and dataclasses.asdict(documents),
     }
     if documents:
-        for kind, pairs in (("moved", documents.moved), ("relabeled", documents.relabeled)):
+        for kind, pairs in (("moved", documents.moved), ("other_source", documents.other_source)):
             found["documents"][kind] = {f"{before or '-'} to {after or '-'}": count for (before, after), count in pairs.items()}
     return found
 
@@ -90,8 +90,8 @@ def _lines(
         return
     yield f"\ndocuments, compared by {documents.by}\n  {documents.same:,} in both"
     yield from _moved(a, documents)
-    if documents.relabeled:
-        yield f"  {documents.relabeled.total():,} of them of another source: {_kinds(documents.relabeled)}"
+    if documents.other_source:
+        yield f"  {documents.other_source.total():,} of them of another source: {_kinds(documents.other_source)}"
     yield from _changed(a, b, documents)
     for words, count, each, places in (
         ("only in A", documents.only_a, a, documents.samples["only_a"]),
@@ -100,7 +100,7 @@ def _lines(
         yield f"  {count:,} {words}"
         for place in places:
             yield f"    {_called(each, place)}: {_start(each, place)}"
-    if not (documents.moved or documents.relabeled or documents.changed or documents.only_a or documents.only_b or vocabulary):
+    if not (documents.moved or documents.other_source or documents.changed or documents.only_a or documents.only_b or vocabulary):
         yield "  the shards differ only in how documents are ordered, divided into sentences or labeled"
 
 

@@ -97,7 +97,7 @@ class DocumentChange:
     same: int = 0
     moved: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Of the same ones those that are in another split: from which to which."""
-    relabeled: Counter[tuple[str, str]] = field(default_factory=Counter)
+    other_source: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Of the same ones those that are of another named source: from which to which."""
     changed: int = 0
     """Of the others those whose name both folders have."""
@@ -125,7 +125,7 @@ def compare_documents(a: Prepared, b: Prepared, samples: int) -> DocumentChange:
             for each, codes in zip(left, (one, two), strict=True):
                 _unflag(each, codes)
             _count_moved(found, one, two, samples)
-            _count_relabeled(found, _source_names(a, one), _source_names(b, two))
+            _count_other_source(found, _source_names(a, one), _source_names(b, two))
         if a.table and b.table:
             runs = [
                 _sorted(_records(each, _name_keys, flags), work, letter) for each, flags, letter in ((a, left[0], "c"), (b, left[1], "d"))
@@ -227,8 +227,13 @@ def _flags(prepared: Prepared) -> dict[str, np.ndarray]:
     return {split: np.ones(prepared.manifest.count(split, "documents"), bool) for split in SPLITS}
 
 
+def _kinds_and_rows(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the split of each document and its number there, from 0."""
+    return codes >> _SPLIT, (codes & ((np.uint64(1) << _SPLIT) - np.uint64(1))).astype(np.int64) - 1
+
+
 def _unflag(flags: dict[str, np.ndarray], codes: np.ndarray) -> None:
-    kinds, rows = codes >> _SPLIT, (codes & np.uint64((1 << 60) - 1)) - np.uint64(1)
+    kinds, rows = _kinds_and_rows(codes)
     for kind, split in enumerate(SPLITS):
         flags[split][rows[kinds == kind]] = False
 
@@ -243,7 +248,7 @@ def _count_moved(found: DocumentChange, one: np.ndarray, two: np.ndarray, sample
 
 def _source_names(prepared: Prepared, codes: np.ndarray) -> np.ndarray:
     """Return the names of the sources of documents, str [N]: those of the shards they are in."""
-    kinds, rows = codes >> _SPLIT, (codes & np.uint64((1 << 60) - 1)).astype(np.int64) - 1
+    kinds, rows = _kinds_and_rows(codes)
     names = np.full(len(codes), "", object)
     for kind, split in enumerate(SPLITS):
         if entries := prepared.entries(split):
@@ -253,9 +258,9 @@ def _source_names(prepared: Prepared, codes: np.ndarray) -> np.ndarray:
     return names
 
 
-def _count_relabeled(found: DocumentChange, before: np.ndarray, after: np.ndarray) -> None:
+def _count_other_source(found: DocumentChange, before: np.ndarray, after: np.ndarray) -> None:
     other = before != after
-    found.relabeled.update(zip(before[other].tolist(), after[other].tolist(), strict=True))
+    found.other_source.update(zip(before[other].tolist(), after[other].tolist(), strict=True))
 
 
 def _keep(samples: list[Any], one: np.ndarray, two: np.ndarray, most: int) -> None:

@@ -66,7 +66,7 @@ class Source:
 
     @property
     def title(self) -> str:
-        """What it is called: by its name, or where it has none by its path."""
+        """What it is called: its name and its path, or its path alone where it has no name."""
         return f"{self.name}: {self.path}" if self.name else self.path
 
     def add(self, counts: PartCounts) -> None:

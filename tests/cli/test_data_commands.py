@@ -352,7 +352,7 @@ def test_diff_says_that_documents_are_of_another_source(tmp_path: Path, capsys: 
     out = capsys.readouterr().out
     assert "  40 of them of another source: 20 from a to b, 20 from b to a" in out and "differ only in how" not in out
     assert call("data", "diff", tmp_path / "1/data", tmp_path / "2/data", "--json") == 1
-    assert json.loads(capsys.readouterr().out)["documents"]["relabeled"] == {"a to b": 20, "b to a": 20}
+    assert json.loads(capsys.readouterr().out)["documents"]["other_source"] == {"a to b": 20, "b to a": 20}
 
 
 def test_look_finds_a_source_by_its_name(tmp_path: Path, capsys: Captured) -> None:

@@ -98,8 +98,8 @@ def test_sources_that_read_one_file_are_told_apart_by_their_names(tmp_path: Path
     a = named(tmp_path / "1", file, {"titles": "text", "bodies": "more"})
     b = named(tmp_path / "2", file, {"titles": "more", "bodies": "text"})
     found = compare_documents(a, b, samples=3)
-    assert found.same == 80 and found.relabeled == {("titles", "bodies"): 40, ("bodies", "titles"): 40}
-    assert compare_documents(a, a, samples=3).relabeled == {}
+    assert found.same == 80 and found.other_source == {("titles", "bodies"): 40, ("bodies", "titles"): 40}
+    assert compare_documents(a, a, samples=3).other_source == {}
     file.write_text("\n".join(file.read_text().split("\n")[:30]))
     c = named(tmp_path / "3", file, {"titles": "text", "bodies": "more"})
     counts = {name: (x, y) for name, x, y in count_rows(a.manifest, c.manifest)}
