@@ -120,7 +120,7 @@ def _refuse_packed(path: Path) -> None:
         return
     inner = Path(path.stem).suffix[1:].lower()
     how = f" --format={inner}" if inner in _TABLES else ""
-    pipe = "" if inner in ("json", "parquet") else f", for `predict` also on the way: {unpacks} {path} | overnight predict ...{how}"
+    pipe = "" if inner in ("json", "parquet") else f", or pipe it into `predict`: {unpacks} {path} | overnight predict ...{how}"
     raise ConfigError(f"{path}: is compressed by its ending; unpack it{pipe}")
 
 

@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_table_is_named(name: str, content: str, said: str,
 def test_a_compressed_file_is_refused_once_and_not_line_by_line(name: str, remedy: str, task: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"\x1f\x8b\n\x08\n")
-    ending = f", for `predict` also on the way: {remedy.format(path)}" if remedy else ""
+    ending = f", or pipe it into `predict`: {remedy.format(path)}" if remedy else ""
     with pytest.raises(ConfigError, match=f"^{re.escape(f'{path}: is compressed by its ending; unpack it{ending}')}$"):
         list(read_input(str(path), {"task": task}))
 
