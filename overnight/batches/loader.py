@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from overnight.batches import masking, matching, pairs
+from overnight.batches import masking, matching, pairs, texts
 from overnight.batches.batch_size import batch_size, micro_batch, pad_to_multiple, sequences_before
 from overnight.batches.kept_plans import boundaries, keep_array, kept_array
 from overnight.batches.lengths import expected_lengths
@@ -196,7 +196,7 @@ class Samples:
         lengths = self.lengths(rows)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         keys, matching_S = self._keys(_MASK, epochs, samples), matching.is_matching(rows)
-        ids, segments = self._texts(numbers, rows, starts, keys)
+        ids, segments = texts.sequences([shard.tokens for shard in self.shards], numbers, rows, starts, keys, vocabulary)
         causal, counts = phase.objective == "causal", self._predictions(lengths, rate)
         if causal:
             predicted, labels = masking.next_tokens(ids, starts)
@@ -232,29 +232,6 @@ class Samples:
     def _predictions(self, lengths: np.ndarray, rate: float) -> np.ndarray:
         """Return how many tokens of each sequence are predicted, by the objective of the phase."""
         return lengths - 1 if self.phase.objective == "causal" else masking.predictions(lengths, rate, self.phase.max_predictions_per_seq)
-
-    def _texts(self, numbers: np.ndarray, rows: np.ndarray, starts: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of some sequences one after another, and the segment of each, before anything is masked.
-
-        Args:
-            numbers, rows: of each sequence (S), as :meth:`rows` returns them.
-            starts: offset of each sequence, and the end (S + 1).
-            keys: uint64, of each sequence (S).
-        """
-        ids, segments, bounds = np.empty(starts[-1], np.int64), np.zeros(starts[-1], np.int64), starts.tolist()
-        for i, (number, (a_start, a_end, b_start, b_end, kind)) in enumerate(zip(numbers.tolist(), rows.tolist(), strict=True)):
-            at, end, tokens = bounds[i], bounds[i + 1], self.shards[number].tokens
-            split = at + 1 + a_end - a_start
-            ids[at] = self.vocabulary.cls
-            ids[at + 1 : split] = tokens[a_start:a_end]
-            ids[split] = ids[end - 1] = self.vocabulary.sep
-            if b_end > b_start:
-                second = tokens[b_start:b_end]
-                if kind == matching.MATCHING:
-                    second = matching.second_text(tokens[a_start:a_end], len(second), keys[i : i + 1], tokens)
-                ids[split + 1 : end - 1] = second
-                segments[split + 1 : end] = 1
-        return ids, segments
 
     def longest(self, count: int) -> Batch:
         """Return a micro-batch of so many sequences of full length, laid out as those of the stream are: what memory is measured with."""

@@ -23,6 +23,7 @@ _LEAST_PHASE = 4
 """A budget leaves pairs out of a phase that gets fewer than so many times `token_matching_steps`: they would take the time in which masked tokens are learned."""
 # The use of a token's counter, behind those of the masks.
 _LUCK = 3
+_NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def share_of_pairs(phase: BertPhase, step: int) -> float:
@@ -70,21 +71,34 @@ def is_matching(rows: np.ndarray) -> np.ndarray:
     return np.asarray(rows[:, IS_RANDOM] == MATCHING)
 
 
-def second_text(first: np.ndarray, count: int, key_1: np.ndarray, corpus: np.ndarray) -> np.ndarray:
-    """Return the second text: so many tokens of the first, in their order, some replaced by any of a corpus.
+def second_texts(
+    first_P: np.ndarray, counts_P: np.ndarray, keys_P: np.ndarray, sizes_P: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return what the second texts of P pairs are made of, T tokens one text after another: so many of the first text, in their order, some replaced by any of a corpus.
 
     Args:
-        first: tokens of the first text.
-        count: tokens of the second.
-        key_1: uint64 key of the sample, an array of one.
-        corpus: tokens to replace by, each as often as it occurs.
+        first_P: tokens of each first text.
+        counts_P: tokens of each second text, one at least and no more than the first has.
+        keys_P: uint64 key of each.
+        sizes_P: tokens of the corpus of each.
+
+    Returns:
+        the place of each token in its first text (T); which tokens are replaced (offsets, C); by which token of the corpus (C), each as often as it occurs
+        there; and of which pair these are (C).
     """
-    kept = np.sort(np.argsort(random_words(key_1, np.arange(len(first)) * 4 + _LUCK), kind="stable")[:count])
-    out, own = np.asarray(first)[kept], mix(key_1)
-    corrupted = random_words(own, np.arange(count) * 2).astype(np.float64) * 2.0**-64 < _CORRUPTED
-    places = random_words(own, np.arange(count) * 2 + 1)[corrupted] % np.uint64(len(corpus))
-    out[corrupted] = corpus[places.astype(np.int64)]
-    return out
+    # The tokens with the best luck are kept, of which no two of a text are equal; a row for each text, as in `masking.mask`.
+    place_L = np.arange(first_P.max())
+    luck_PL = random_words(keys_P[:, None], place_L * 4 + _LUCK)
+    outside_PL = place_L >= first_P[:, None]
+    luck_PL[outside_PL] = _NEVER
+    worst_P = np.sort(luck_PL, axis=1)[np.arange(len(first_P)), counts_P - 1]
+    kept_T = np.nonzero((luck_PL <= worst_P[:, None]) & ~outside_PL)[1]
+    pair_T = np.repeat(np.arange(len(counts_P)), counts_P)
+    own_T, number_T = mix(keys_P)[pair_T], np.arange(len(pair_T)) - np.repeat(np.cumsum(counts_P) - counts_P, counts_P)
+    corrupted = np.flatnonzero(random_words(own_T, number_T * 2).astype(np.float64) * 2.0**-64 < _CORRUPTED)
+    of = pair_T[corrupted]
+    places = random_words(own_T[corrupted], number_T[corrupted] * 2 + 1) % sizes_P[of].astype(np.uint64)
+    return kept_T, corrupted, places.astype(np.int64), of
 
 
 def match_labels(
@@ -102,7 +116,14 @@ def match_labels(
     labels = np.full(len(ids_N), IGNORED, np.int64)
     sequence_N = np.repeat(np.arange(len(lengths_S)), lengths_S)
     taken = np.flatnonzero(matching_S[sequence_N] & ~special_V[ids_N])
+    if not len(taken):
+        return labels
+    # Equal tokens of a sequence lie side by side, those of its first text before those of its second.
     token, segment = sequence_N[taken] * len(special_V) + ids_N[taken], segments_N[taken]
-    both = np.intersect1d(token[segment == 0], token[segment == 1])
-    labels[taken] = 2 * segment + np.isin(token, both)
+    order = np.argsort(2 * token + segment)
+    token, segment = token[order], segment[order]
+    first = np.flatnonzero(np.diff(token, prepend=-1))
+    counts = np.diff(first, append=len(token))
+    both = (segment[first] == 0) & (segment[first + counts - 1] == 1)
+    labels[taken[order]] = 2 * segment + np.repeat(both, counts)
     return labels

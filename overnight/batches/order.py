@@ -6,7 +6,13 @@ workers or micro-batches produced it, and any position is reached at once.
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
+from pathlib import Path
+
 import numpy as np
+
+from overnight import native
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -50,9 +56,18 @@ def order(index: np.ndarray, count: int, order_key: int) -> np.ndarray:
     """
     assert count > 0 and np.all((np.asarray(index) >= 0) & (np.asarray(index) < count)), "an index outside would walk for ever"
     half = max(1, (int(count - 1).bit_length() + 1) // 2)
-    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     round_keys = mix(np.arange(_ROUNDS, dtype=np.uint64) + np.uint64(order_key))
-    value = np.array(index, dtype=np.uint64)
+    value = np.array(index, dtype=np.uint64, order="C")
+    if library := _library():
+        library.order(native.address(value), value.size, count, half, native.address(round_keys), _ROUNDS)
+    else:
+        _walk(value, count, half, round_keys)
+    return value.astype(np.int64)
+
+
+def _walk(value: np.ndarray, count: int, half: int, round_keys: np.ndarray) -> None:
+    """Replace each value by where it is sent, as order.c does."""
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     todo = np.ones(value.shape, bool)
     while todo.any():
         left, right = value[todo] >> shift, value[todo] & mask
@@ -60,7 +75,15 @@ def order(index: np.ndarray, count: int, order_key: int) -> np.ndarray:
             left, right = right, left ^ (mix(right ^ round_key) & mask)
         value[todo] = (left << shift) | right
         todo = value >= np.uint64(count)
-    return value.astype(np.int64)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    if library := native.optional_library(Path(__file__).with_name("order.c")):
+        pointer, whole, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
+        library.order.argtypes = [pointer, whole, word, word, pointer, whole]
+        library.order.restype = None
+    return library
 
 
 def random_words(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:

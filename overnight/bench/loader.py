@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,11 @@ def run(tiny: bool = False) -> None:
             if not whole_word and length == 128:
                 rows.append(plans_row(f"plans of {name}", plain[0], words, phase))
         phase = BertPhase(1000, _BATCH, 128, _MICRO, nsp=False, max_predictions_per_seq=0)
+        night = BertPhase(
+            1000, _BATCH, 128, _MICRO, nsp=False, whole_sentences=True, short_seq_prob=1.0, mlm_probability=0.3, token_matching=0.1
+        )
+        for name, each in (("whole sentences", replace(night, token_matching=0.0)), ("whole sentences, a tenth matched", night)):
+            rows.append(batches_row(name, Samples(plain, words, replace(each, max_predictions_per_seq=0), (0, 0, 0))))
         mixes = {"books": Mix(weight=3), "web": Mix(weight=1)}
         rows.append(batches_row("segments of 128, two sources", MixedSamples(shards, words, phase, (0, 0, 0), None, mixes)))
         raw = [made_up_bytes(shard) for shard in shards]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overnight.batches import matching
 from overnight.batches.batch_size import pad_to_multiple
+from overnight.batches.order import mix, random_words
 from overnight.batches.packing import IGNORED, Batch
 from tests.batches.test_loader import SHARDS, VOCABULARY, of_steps, samples
 
@@ -43,15 +46,32 @@ def test_a_share_of_the_sequences_is_pairs_of_a_text_and_half_as_long_a_part_of_
 
 
 def test_the_second_text_is_tokens_of_the_first_in_their_order_of_which_three_tenths_are_others() -> None:
-    first, corpus, kept = np.arange(1000, 1080), np.arange(500), []
-    for number in range(200):
-        key = np.array([number], np.uint64)
-        second = matching.second_text(first, 40, key, corpus)
-        same = second >= 1000
-        assert len(second) == 40 and (np.diff(second[same]) > 0).all(), "in order, none twice"
-        assert np.array_equal(second, matching.second_text(first, 40, key, corpus))
-        kept.append(same.mean())
-    assert np.mean(kept) == pytest.approx(0.7, abs=0.02) and len(set(kept)) > 5
+    keys, sizes = np.arange(200, dtype=np.uint64), np.full(200, 500)
+    places, corrupted, others, of = matching.second_texts(np.full(200, 80), np.full(200, 40), keys, sizes)
+    assert len(places) == 200 * 40 and (np.diff(places.reshape(200, 40)) > 0).all(), "in order, none twice"
+    assert places.min() >= 0 and places.max() < 80 and len({tuple(row) for row in places.reshape(200, 40).tolist()}) == 200
+    assert len(corrupted) / len(places) == pytest.approx(0.3, abs=0.02) and (np.diff(corrupted) > 0).all()
+    assert np.array_equal(of, corrupted // 40) and len(set(np.bincount(of).tolist())) > 5
+    assert others.min() >= 0 and others.max() < 500 and len(np.unique(others)) > 450
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 29), st.integers(0, 2**64 - 1), st.integers(1, 2**33)), min_size=1, max_size=8)
+)
+def test_a_second_text_is_the_same_whatever_pairs_are_made_with_it(pairs: list[tuple[int, int, int, int]]) -> None:
+    """One after the other: the tokens with the best luck, in order, and those of bad luck replaced."""
+    first, key, size = (np.array([pair[i] for pair in pairs], kind) for i, kind in ((0, np.int64), (2, np.uint64), (3, np.int64)))
+    counts = np.array([1 + less % length for length, less, *_ in pairs])
+    kept, corrupted, others, of = matching.second_texts(first, counts, key, size)
+    begin = 0
+    for number, (length, count) in enumerate(zip(first.tolist(), counts.tolist(), strict=True)):
+        here, own = slice(number, number + 1), mix(key[number : number + 1])
+        luck = random_words(key[here], np.arange(length) * 4 + 3)
+        assert kept[begin : begin + count].tolist() == sorted(np.argsort(luck)[:count].tolist())
+        bad = random_words(own, np.arange(count) * 2) < 0.3 * 2.0**64
+        assert (corrupted[of == number] - begin).tolist() == np.flatnonzero(bad).tolist()
+        assert others[of == number].tolist() == [int(word) % int(size[number]) for word in random_words(own, np.arange(count) * 2 + 1)[bad]]
+        begin += count
 
 
 def test_a_label_says_the_segment_and_whether_the_other_has_the_token_as_it_stands_there() -> None:

@@ -32,6 +32,15 @@ def test_order_of_a_part_is_the_part_of_the_order(count: int, order_key: int, wa
     assert np.array_equal(order(index[None], count, order_key), together[None])
 
 
+@given(st.integers(1, 2**40), KEYS, st.lists(st.integers(0, 2**40), min_size=1, max_size=20))
+def test_an_order_is_the_same_without_a_compiler(count: int, order_key: int, wanted: list[int]) -> None:
+    index = np.array(wanted) % count
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("overnight.batches.order._library", lambda: None)
+        plain = order(index, count, order_key)
+    assert np.array_equal(order(index, count, order_key), plain)
+
+
 def test_a_key_gives_the_order_that_it_always_gave() -> None:
     # A run that is resumed by another version goes on in its order.
     assert order(np.arange(8), 8, key(1, 2, 3)).tolist() == [7, 5, 0, 4, 6, 1, 2, 3]
