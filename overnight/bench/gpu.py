@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,7 +21,6 @@ from overnight.bench import optim
 from overnight.bench.gates import GATES
 from overnight.bench.measure import Row, measure, print_result, rate_row, result, time_row
 from overnight.bench.sizes import (
-    DTYPES,
     MODELS,
     MODERN_MODELS,
     VOCABULARY,
@@ -31,6 +31,7 @@ from overnight.bench.sizes import (
     sixteen_bits,
 )
 from overnight.config import LambConfig, MuonConfig
+from overnight.engine.precision import DTYPES, multiplies_in_8_bits, to_fp8
 from overnight.models.encoders import MaskedLM, masked_lm
 from overnight.models.weight_copies import kept_copies
 from overnight.optim.batch import why_lists
@@ -52,6 +53,7 @@ class Case:
     mean: int = 0
     """Mean length (tokens); 0: all are full."""
     precision: str = "bf16"
+    """bf16: the 16 bits that the GPU trains in."""
 
     @property
     def name(self) -> str:
@@ -73,6 +75,7 @@ CASES = [
     Case("night-gpu", 512, 64, mean=250),
     Case("bert-large", 128, 128),
     Case("bert-base", 128, 256),
+    Case("bert-large", 128, 128, precision="fp8"),
 ]
 TINY = [Case("bert-tiny", 32, 4), Case("bert-tiny", 32, 4, 0.1), Case("bert-tiny", 32, 4, 0.1, mean=20), Case("modernbert-tiny", 32, 4)]
 # The byte model as published: windows of 256 bytes of 256 streams.
@@ -110,7 +113,10 @@ def run(tiny: bool = False, file: Path | None = None) -> None:
         for name in [] if why else ["bert-tiny"] if tiny else ["bert-base", "bert-large"]:
             add(*fitting(f"optimizers of {name}", device, partial(optim.measure_case, name, device, repeats=2 if tiny else 15)))
         for given in TINY if tiny else CASES:
-            case = replace(given, precision=precision)
+            case = given if given.precision == "fp8" else replace(given, precision=precision)
+            if why := _why_no_8_bits(device) if case.precision == "fp8" else "":
+                print(f"left out: {case.name}, since {why}", flush=True)
+                continue
             if time.monotonic() - start > BUDGET_S:
                 print(f"left out, for time: {case.name}", flush=True)
                 continue
@@ -118,6 +124,12 @@ def run(tiny: bool = False, file: Path | None = None) -> None:
         add(*fitting("mLSTM", device, partial(byte_rows, (32, 4, 8, "bf16", 2) if tiny else BYTES, peak.value, device)))
     finally:
         print_result("gpu", rows)
+
+
+def _why_no_8_bits(device: torch.device) -> str:
+    if not multiplies_in_8_bits(device):
+        return "the device multiplies in 16 bits at least"
+    return "" if find_spec("torchao") else "torchao is not installed"
 
 
 def _sync(device: torch.device) -> Callable[[], object]:
@@ -163,7 +175,7 @@ def given_batch(case: Case) -> Batch:
 
 def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> list[Row]:
     """Return sequences a second, share of the measured matrix peak, and peak memory of whole steps as the recipes take them: of BERT with LAMB, of ModernBERT with Muon."""
-    dtype, is_bert = DTYPES[case.precision], case.model in MODELS
+    dtype, is_bert, in_8_bits = DTYPES[case.precision], case.model in MODELS, case.precision == "fp8"
     model = replace(MODELS[case.model], attention_dropout=case.attention_dropout) if is_bert else MODERN_MODELS[case.model]
     torch.manual_seed(0)
     net = masked_lm(model, VOCABULARY, nsp=is_bert).to(device)
@@ -171,8 +183,10 @@ def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> lis
     lengths, batch = batch.lengths, batch.to(device)
     optim = LambConfig() if is_bert else MuonConfig()
     optimizer, targets = build_optimizer(net, optim), {"mlm": len(batch.targets["mlm"]), "nsp": case.sequences}
+    if in_8_bits:
+        to_fp8(net, device)
     if not tiny:
-        set_up_layers(net.encoder, device, dtype)
+        set_up_layers(net.encoder, device, dtype, fuses=not in_8_bits)
 
     def step() -> None:
         with kept_copies():

@@ -81,7 +81,7 @@ def batch_of(lengths: Sequence[int], predictions: Sequence[int], vocabulary: int
 
 def sixteen_bits(device: torch.device) -> str:
     """Return the precision of 16 bits that a device trains in: fp16 on a GPU that would emulate bf16, many times slower."""
-    return "fp16" if emulates_bf16(device) else "bf16"
+    return "fp16" if device.type == "cuda" and emulates_bf16(device) else "bf16"
 
 
 def training_dtype(device: torch.device) -> torch.dtype:
@@ -89,9 +89,13 @@ def training_dtype(device: torch.device) -> torch.dtype:
     return DTYPES[sixteen_bits(device) if device.type == "cuda" else "fp32"]
 
 
-def set_up_layers(encoder: EncoderLayers, device: torch.device, dtype: torch.dtype) -> None:
-    """Have the layers of an encoder on a GPU computed by their own kernels, where that cannot be compiled, and where neither can as they are."""
-    if device.type == "cuda" and encoder.fuse_layers(device, dtype) and not why_not_compiled(device):
+def set_up_layers(encoder: EncoderLayers, device: torch.device, dtype: torch.dtype, fuses: bool = True) -> None:
+    """Have the layers of an encoder on a GPU computed by their own kernels, where that cannot be compiled, and where neither can as they are.
+
+    Args:
+        fuses: whether kernels of their own may be taken.
+    """
+    if device.type == "cuda" and (not fuses or encoder.fuse_layers(device, dtype)) and not why_not_compiled(device):
         encoder.compile_layers()
 
 

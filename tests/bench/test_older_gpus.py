@@ -34,7 +34,7 @@ def test_a_gpu_without_bf16_is_measured_in_fp16(capsys: pytest.CaptureFixture[st
     monkeypatch.setattr(BertForPretraining, "losses", lambda net, batch, dtype: (seen.append(dtype), real(net, batch, torch.float32))[1])
     monkeypatch.setattr(gpu, "GATES", ())
     monkeypatch.setattr(gpu, "why_lists", lambda device: "they are none of this claim")
-    monkeypatch.setattr("overnight.bench.sizes.emulates_bf16", lambda device: True)
+    monkeypatch.setattr(gpu, "sixteen_bits", lambda device: "fp16")
     gpu.run(tiny=True)
     names = [row["name"] for row in assert_result(capsys.readouterr().out, "gpu")]
     assert {"ceiling: fp16 product", "bert-tiny 32 fp16", "mLSTM H32 fp16"} <= set(names) and not any("bf16" in name for name in names)
@@ -52,3 +52,29 @@ def test_optimizers_without_kernels_are_left_out_and_all_else_is_measured(
     text = capsys.readouterr().out
     assert "left out: optimizers, since Triton needs a C compiler: install gcc, or set CC\n" in text
     assert [row["name"] for row in assert_result(text, "gpu")] == ["ceiling: bf16 product", "ceiling: copy"]
+
+
+@pytest.mark.parametrize(
+    ("multiplies", "installed", "why"),
+    [
+        (False, True, "the device multiplies in 16 bits at least"),
+        (True, False, "torchao is not installed"),
+        (True, True, ""),
+    ],
+)
+def test_products_in_8_bits_are_measured_where_there_are_any(
+    multiplies: bool, installed: bool, why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_8_bits: list[object] = []
+    monkeypatch.setattr(gpu, "GATES", ())
+    monkeypatch.setattr(gpu, "TINY", [gpu.Case("bert-tiny", 32, 4, precision="fp8")])
+    monkeypatch.setattr(gpu, "byte_rows", lambda *args: [])
+    monkeypatch.setattr(gpu, "why_lists", lambda device: "they are none of this claim")
+    monkeypatch.setattr(gpu, "multiplies_in_8_bits", lambda device: multiplies)
+    monkeypatch.setattr(gpu, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(gpu, "to_fp8", lambda net, device: in_8_bits.append(net))
+    gpu.run(tiny=True)
+    text = capsys.readouterr().out
+    names = [row["name"] for row in assert_result(text, "gpu")]
+    assert ("bert-tiny 32 fp8" in names) == (len(in_8_bits) == 1) == (not why)
+    assert (f"left out: bert-tiny 32 fp8, since {why}\n" in text) == bool(why)
