@@ -6,14 +6,18 @@ import ctypes
 import importlib.util
 import math
 import os
+import platform
 import re
 import shutil
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 # The C library's, which musl and macOS lack.
 _trim, _tune = (getattr(ctypes.CDLL(None), name, None) for name in ("malloc_trim", "mallopt"))
+# NVIDIA's, those of NVIDIA in Windows' Linux, and AMD's.
+_GPUS = ("nvidia[0-9]*", "dxg", "kfd")
 # Numbers of glibc's malloc.h, and the variables by which a user tunes the same.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _TUNED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -23,6 +27,34 @@ def usable_cores() -> int:
     """Return how many logical cores this process may use: those that it may run on, or as many as its container has the time of."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, math.ceil(_cgroup_cores())))
+
+
+def processor() -> tuple[str, set[str]]:
+    """Return the model of the processor and its features, as Linux names them; no features where it does not say."""
+    model, flags, info = platform.processor() or platform.machine(), set[str](), Path("/proc/cpuinfo")
+    for line in info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else ():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            model = value.strip()
+        elif key.strip().lower() in ("flags", "features"):
+            flags.update(value.split())
+    return model, flags
+
+
+def has_bf16() -> bool:
+    """Return whether the processor has instructions for bf16; another one emulates it, slower than fp32."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(processor()[1])
+
+
+def usual_precision(device: str) -> Literal["bf16", "fp32"]:
+    """Return what `precision: auto` means on this machine: bf16, but fp32 on a CPU without instructions for bf16.
+
+    Args:
+        device: `compute.device`; what is asked for must be known before torch is loaded.
+    """
+    has_gpu = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(any(Path("/dev").glob(name)) for name in _GPUS)
+    on_gpu = device == "cuda" or (device == "auto" and has_gpu)
+    return "bf16" if on_gpu or has_bf16() else "fp32"
 
 
 def _cgroup_cores(folder: Path = Path("/sys/fs/cgroup")) -> float:

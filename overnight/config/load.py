@@ -6,6 +6,7 @@ The value's dataclasses are those of :mod:`overnight.config.schema`; pydantic re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -22,6 +23,7 @@ from overnight.config.reading import member, read_section
 from overnight.config.schema import RUNS, Run
 from overnight.config.validate import validate_run
 from overnight.errors import ConfigError
+from overnight.machine import usual_precision
 from overnight.state_files import parse_yaml, read_yaml
 
 
@@ -46,12 +48,22 @@ def load_run(recipe: str, overrides: Sequence[str] = (), completed: Callable[[di
     if completed is not None and tree.get("init"):
         tree = completed(tree)
     try:
-        return build_run(tree)
+        run = build_run(tree)
+        return (
+            build_run(tree | {"precision": begun}) if tree.get("precision") == "auto" and (begun := _begun_precision(run.run_dir)) else run
+        )
     except ConfigError as error:
         if Path(recipe).name != "run.yaml":
             raise
         # Of a run folder: nobody has just written this recipe.
         raise ConfigError(f"{error}\n(as {recipe}{' and the command line say' if overrides else ' says'})") from None
+
+
+def _begun_precision(folder: Path) -> str:
+    """Return the precision in which the run of a folder began; empty where none did, or its settings cannot be read, which is said where they are needed."""
+    with contextlib.suppress(ConfigError):
+        return str(read_yaml(folder / "run.yaml", "", ConfigError)[0].get("precision", "")) if (folder / "run.yaml").is_file() else ""
+    return ""
 
 
 def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -214,6 +226,8 @@ def build_run(tree: Mapping[str, Any]) -> Run:
     run: Run | None = None if problems else read_section(run_kind(tree), tree, "", problems)
     if run is not None:
         run = continued(run)
+        if run.precision == "auto":
+            run = dataclasses.replace(run, precision=usual_precision(run.compute.device))
         problems += validate_run(run)
     if run is None or problems:
         raise ConfigError("\n".join(problems))

@@ -191,8 +191,10 @@ class MetricsLogger:
         if device.type == "cpu" and (why := native.why_not()):
             yield f"warning: all takes longer, LAMB, LANS and LARS four times as long, since nothing can be compiled in C: {why}"
         emulated = DTYPES[self.run.precision] == torch.bfloat16 and emulates_bf16(device)
-        if emulated:
+        if emulated and device.type == "cuda":
             yield "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16"
+        elif emulated:
+            yield "warning: this processor has no bf16 and emulates it, which takes several times as long as fp32; use precision=fp32"
         if device.type == "cuda" and isinstance(optimizer, Layerwise):
             why = why_lists(device)
             yield f"optimizer: steps by lists of tensors, since {why}" if why else "optimizer: steps by Triton's kernels"

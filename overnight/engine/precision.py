@@ -11,6 +11,7 @@ from torch import nn
 
 from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError
+from overnight.machine import has_bf16
 
 DTYPES = {
     "fp32": torch.float32,
@@ -83,9 +84,8 @@ def to_fp8(model: nn.Module, device: torch.device) -> None:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
         raise ConfigError("precision = fp8: needs the extra `fp8`: pip install 'overnight[fp8]', or use bf16") from None
-    hardware = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
     # Rows of a batch need not be a multiple of 16, which the hardware wants.
-    config = Float8LinearConfig(emulate=not hardware, pad_inner_dim=True)
+    config = Float8LinearConfig(emulate=not multiplies_in_8_bits(device), pad_inner_dim=True)
     convert_to_float8_training(model, config=config, module_filter_fn=_in_a_layer)
 
 
@@ -93,9 +93,14 @@ def _in_a_layer(module: nn.Module, name: str) -> bool:
     return isinstance(module, nn.Linear) and ".layers." in name and module.in_features % 16 == module.out_features % 16 == 0
 
 
+def multiplies_in_8_bits(device: torch.device) -> bool:
+    """Return whether a device has matrix products in 8 bits; elsewhere they are emulated."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def emulates_bf16(device: torch.device) -> bool:
-    """Return whether a GPU computes bf16 by means of fp32, which torch calls supported, too (`torch.cuda.is_bf16_supported`)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    """Return whether a device computes bf16 by means of fp32, and slower than that; of a GPU torch calls it supported there, too (`torch.cuda.is_bf16_supported`)."""
+    return torch.cuda.get_device_capability(device) < (8, 0) if device.type == "cuda" else not has_bf16()
 
 
 def set_matmul_precision(precision: str, device: torch.device) -> None:

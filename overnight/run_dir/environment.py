@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import overnight
-from overnight.machine import memory_bytes, usable_cores
+from overnight.machine import memory_bytes, processor, usable_cores
 
 # Processor features that decide which matrix kernels run.
 _FLAGS = (
@@ -84,15 +84,7 @@ def git_commit(folder: Path | None = None) -> str | None:
 
 def cpu() -> dict[str, Any]:
     """Return processor model, the cores this process may use, and the features that decide which kernels run."""
-    model = platform.processor() or platform.machine()
-    flags: set[str] = set()
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else ():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            model = value.strip()
-        elif key.strip().lower() in ("flags", "features"):
-            flags.update(value.split())
+    model, flags = processor()
     return {"model": model, "cores": usable_cores(), "flags": [flag for flag in _FLAGS if flag in flags]}
 
 

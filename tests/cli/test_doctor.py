@@ -97,14 +97,14 @@ def test_a_gpu_is_told_its_attention_and_its_steps_with_the_reason(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("capability", "state", "text"),
-    [((8, 0), "ok", "in the GPU's hardware"), ((7, 0), "note", "not in the GPU's hardware: use precision=fp16")],
+    [((8, 0), "ok", "in the GPU's hardware"), ((7, 0), "note", "not in the GPU's hardware: fp16 is many times faster")],
 )
 def test_bf16_that_a_gpu_emulates_is_not_called_its_hardware(
     capability: tuple[int, int], state: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)  # as torch says of a V100
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    found = subject._bf16(gpu=True, flags=[])
+    found = subject._bf16(gpu=True)
     assert (found.state, found.text) == (state, text)
 
 

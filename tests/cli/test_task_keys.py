@@ -50,7 +50,7 @@ def test_the_help_lists_every_key_of_a_task_with_its_meaning_and_examples(comman
     flat = " ".join(out.split())
     for key, kind_name, _, text in describe({"": kind}):
         assert text and f" --{key}={kind_name} {' '.join(text.split())}" in flat, key
-    assert "--precision=fp32|tf32|bf16" in out and "more:" not in out
+    assert "--precision=auto|fp32|tf32|bf16" in out and "more:" not in out
     tasks = get_args(get_type_hints(kind)["task"])
     assert set(tasks) <= set(re.findall(r"\w+", out.split("options:")[0]))
     assert out.count(f"\n  overnight {command} ") >= 2
@@ -84,7 +84,7 @@ def test_the_help_of_what_trains_has_no_precision_that_it_refuses(capsys: Captur
     assert call("run", "--help") == 0
     said = capsys.readouterr().out
     for text, refused in ((said, "int8"), (keys_text(Finetune), "int8"), (keys_text(LinearProbe), "fp8")):
-        assert "--precision=fp32|tf32|bf16|fp16" in text and refused not in text and "automatic loss scale" in " ".join(text.split())
+        assert "--precision=auto|fp32|tf32|bf16|fp16" in text and refused not in text and "automatic loss scale" in " ".join(text.split())
 
 
 def test_what_is_said_after_fine_tuning_is_of_that_task(copy: Path, table: Path, capsys: Captured) -> None:

@@ -377,7 +377,7 @@ def test_every_key_is_described() -> None:
     rows = {key: (kind, default, text) for key, kind, default, text in describe()}
     assert all(text for _, _, text in rows.values())
     assert rows["phases.NAME.optim.lr"][:2] == ("float", "0.001")
-    assert rows["phases.NAME.steps"][1] == "required" and rows["precision"][0] == "fp32|tf32|bf16|fp16|fp8|int8"
+    assert rows["phases.NAME.steps"][1] == "required" and rows["precision"][0] == "auto|fp32|tf32|bf16|fp16|fp8|int8"
     assert set(config.recipes()) and rows["finetune.NAME.seeds"][1] == "[0]"
 
 

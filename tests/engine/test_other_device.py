@@ -94,6 +94,7 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("overnight.engine.precision.has_bf16", lambda: True)
     optimizer = Lamb([torch.zeros(1, requires_grad=True)])
     for device, expected in (("cuda", told), ("cpu", [])):
         why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
@@ -101,6 +102,16 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
         logger = SimpleNamespace(run=run, context=SimpleNamespace(world=World(device=torch.device(device))))
         assert list(MetricsLogger._paths(logger, optimizer)) == expected  # type: ignore[arg-type]
     why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
+
+
+@pytest.mark.parametrize(("precision", "has", "warned"), [("bf16", False, True), ("bf16", True, False), ("fp32", False, False)])
+def test_a_run_in_bf16_warns_where_the_processor_emulates_it(
+    precision: str, has: bool, warned: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overnight.engine.precision.has_bf16", lambda: has)
+    logger = SimpleNamespace(run=tiny(precision=precision), context=SimpleNamespace(world=World()))
+    said = list(MetricsLogger._paths(logger, Lamb([torch.zeros(1, requires_grad=True)])))  # type: ignore[arg-type]
+    assert [line.startswith("warning: this processor has no bf16") and "precision=fp32" in line for line in said] == [True] * warned
 
 
 def test_a_run_on_a_cpu_warns_that_it_is_slow_without_a_c_compiler(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

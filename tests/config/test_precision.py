@@ -1,0 +1,51 @@
+"""`precision: auto`: what this machine computes fast, and what a run began with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from overnight import config, machine
+from overnight.checkpoint.run_identity import claim_folder
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "visible", "instructions", "precision"),
+    [
+        ("auto", True, "0", False, "bf16"),
+        ("auto", True, "", False, "fp32"),
+        ("auto", False, None, False, "fp32"),
+        ("auto", False, None, True, "bf16"),
+        ("cpu", True, None, False, "fp32"),
+        ("cpu", True, None, True, "bf16"),
+        ("cuda", False, None, False, "bf16"),
+    ],
+)
+def test_it_is_bf16_but_fp32_on_a_cpu_that_emulates_it(
+    device: str, gpus: bool, visible: str | None, instructions: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(machine, "_GPUS", (f"..{tmp_path}/nvidia[0-9]*",) if gpus else ())
+    monkeypatch.setattr(machine, "has_bf16", lambda: instructions)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    run = config.load_run("demo", [f"compute.device={device}"])
+    assert run.precision == precision and f"precision: {precision}\n" in config.run_yaml(run)
+    assert config.load_run("demo", ["precision=fp16"]).precision == "fp16"
+
+
+def test_a_run_keeps_what_it_began_with_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_GPUS", ())
+    overrides = [f"out={tmp_path / 'run'}"]
+    monkeypatch.setattr(machine, "has_bf16", lambda: True)
+    claim_folder(begun := config.load_run("demo", overrides))
+    monkeypatch.setattr(machine, "has_bf16", lambda: False)
+    assert config.load_run("demo").precision == "fp32"
+    assert config.load_run("demo", overrides) == begun == config.stored_run(tmp_path / "run") and begun.precision == "bf16"
+    assert dataclasses.replace(begun, precision="fp32") == config.load_run("demo", [*overrides, "precision=fp32"])
+    # A damaged file is told of where it is needed.
+    (tmp_path / "run" / "run.yaml").write_text("precision: [")
+    assert config.load_run("demo", overrides).precision == "fp32"
