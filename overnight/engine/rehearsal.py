@@ -17,7 +17,7 @@ from overnight.config import BatchWarmup, BertPhase, Phase, Run
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, training_steps
-from overnight.engine.memory import OutOfMemory, first_line, is_out_of_memory, release
+from overnight.engine.memory import OutOfMemory, first_line, is_out_of_memory, memory_budget, release
 from overnight.engine.precision import DTYPES
 from overnight.engine.workload import Workload, loss_weights
 from overnight.optim.groups import build_optimizer
@@ -41,7 +41,7 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
     phase = list(run.phases.values())[number]
     if isinstance(phase, BertPhase):
         phase = dataclasses.replace(phase, batch_warmup=BatchWarmup())  # what is asked for is the full batch
-    usual = usual_on_gpu(run.model, phase) if device.type == "cuda" else usual_micro_batch(phase)
+    usual = usual_on_gpu(run.model, phase, memory_budget(device).limit) if device.type == "cuda" else usual_micro_batch(phase)
     most = micro_batch(phase, phase.steps) if phase.micro_batch_size else usual
     while True:
         size = max(size for size in micro_batch_sizes(phase) if size <= most)

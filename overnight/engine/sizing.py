@@ -53,10 +53,10 @@ from overnight.models.flops import device_peak
 
 # Share of the peak that training reaches, until some steps are timed.
 _REACHED = 0.35
-# Networks that are timed at most: each takes some seconds, on a GPU that compiles half a minute. Of a short budget two, if they took such a share of it.
+# Networks that are timed at most: each takes some seconds, on a GPU that compiles half a minute. None is begun when such a share of the budget is over.
 _TIMED, _PATIENCE = 4, 0.1
 # A batch so many times larger is timed too, on a GPU, and tells that the GPU waits for its host where its step takes less than so much of as many times longer.
-_LARGER, _WAITED = 4, 0.6
+_LARGER, _WAITED = 4, 0.8
 # What text of an archive has more bytes than the archive, and the documentation inside Python (bytes): for a first estimate.
 _UNPACKED, _BUILTIN = 3.5, 12e6
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".zip")
@@ -159,10 +159,12 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
         known = {(fact["layers"], fact["width"]) for fact in facts}
         wanted = [chosen, *([] if facts else _below(scores, chosen))]
         new = [score for score in wanted if (score.layers, score.width) not in known]
-        if not new or len(facts) >= _TIMED or (len(facts) > 1 and run_clock.CLOCK.seconds() - begun > patience):
+        if not new or len(facts) >= _TIMED or (facts and run_clock.CLOCK.seconds() - begun > patience):
             break
         for score in new:
             before = run_clock.CLOCK.seconds()
+            if facts and before - begun > patience:
+                break
             try:
                 fact, rate = _time(run, score, device, log)
             except OutOfMemory:
@@ -187,13 +189,13 @@ def _time(run: BertRun, score: Score, device: torch.device, log: Callable[[str],
     rate, launch = step_flops(sized) / seconds, 0.0
     fact = {"layers": score.layers, "width": score.width, "batch": score.sequences, "seconds": seconds, "flops_per_second": rate}
     if device.type == "cuda" and _is_open_batch(run):
-        # Of a small network a GPU waits for its host, and a larger batch takes no longer: then it is the larger one that tells the rate.
+        # Of a small network a GPU waits for its host, and a larger batch takes no longer: it is the larger one that tells the rate.
         larger = dataclasses.replace(score, batch=_LARGER * score.batch, sequences=_LARGER * score.sequences)
         with contextlib.suppress(OutOfMemory):
             sized, longer = _step(run, larger, device, log)
-            if longer < _WAITED * _LARGER * seconds:
-                rate, launch = step_flops(sized) / longer, seconds / score.layers
-                fact |= {"larger": larger.sequences, "seconds_of_larger": longer, "flops_per_second": rate}
+            rate = max(rate, step_flops(sized) / longer)
+            launch = seconds / score.layers if longer < _WAITED * _LARGER * seconds else 0.0
+            fact |= {"larger": larger.sequences, "seconds_of_larger": longer, "flops_per_second": rate}
     return fact, Timed(flops_per_token(sized), rate, launch)
 
 

@@ -87,6 +87,7 @@ def test_trials_begin_high_only_on_a_gpu_that_compiles(
     device: str, compiled: bool, sharded: bool, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(micro_batch, "compiles_layers", lambda run, device: compiled)
+    monkeypatch.setattr(micro_batch, "memory_budget", lambda device: SimpleNamespace(limit=16e9))
     objective = SimpleNamespace(**{"set_requires_gradient_sync": None} if sharded else {})
     run, samples = SimpleNamespace(model=None), SimpleNamespace(phase=BertPhase(1, 1024))
     finder: Any = micro_batch.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]

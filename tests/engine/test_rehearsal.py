@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,13 +54,21 @@ def test_a_network_of_which_not_one_sequence_fits_is_not_timed(tiny: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("device", "asked", "width", "timed"),
-    [("cpu", 0, 32, 32), ("cuda", 0, 32, 1024), ("cuda", 0, 8192, 512), ("cuda", 0, 1 << 16, 256), ("cuda", 64, 32, 64)],
+    ("device", "memory", "asked", "width", "timed"),
+    [
+        ("cpu", 16e9, 0, 32, 32),
+        ("cuda", 16e9, 0, 32, 1024),
+        ("cuda", 16e9, 0, 8192, 512),
+        ("cuda", 16e9, 0, 1 << 16, 256),
+        ("cuda", 160e9, 0, 1 << 16, 512),
+        ("cuda", 16e9, 64, 32, 64),
+    ],
 )
-def test_an_open_micro_batch_is_timed_with_more_sequences_on_a_gpu_and_with_more_of_them_in_a_small_network(
-    device: str, asked: int, width: int, timed: int, tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+def test_an_open_micro_batch_is_timed_with_as_many_sequences_as_take_about_half_of_the_memory_of_a_gpu(
+    device: str, memory: float, asked: int, width: int, timed: int, tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
+    monkeypatch.setattr(rehearsal, "memory_budget", lambda device: SimpleNamespace(limit=memory))
     monkeypatch.setattr(rehearsal, "_timed", lambda run, workload, phase, number, size, device: sizes.append(size) or 1.0)
     run = tiny(**{"phases.short.global_batch_size": 1024, "phases.short.micro_batch_size": asked, "model.hidden_size": width})
     assert rehearsal.seconds_per_step(run, None, 0, torch.device(device)) == 1.0  # type: ignore[arg-type]
