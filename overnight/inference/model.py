@@ -20,7 +20,8 @@ from overnight.checkpoint.initial import Initial
 from overnight.checkpoint.task_folder import folders_of_tasks
 from overnight.config import BertRun, is_huggingface, machine_run, meant, refuse_untrained, stored_run, task_folder
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
-from overnight.engine.precision import DTYPES
+from overnight.distributed.world import device_of
+from overnight.engine.precision import DTYPES, emulates_bf16
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import blank_model
 from overnight.errors import ConfigError, DataError
@@ -78,6 +79,8 @@ def open_model(source: str, task: str, overrides: Sequence[str], reads: str = ""
         run = stored_run(path, overrides)
         if not isinstance(run, BertRun):
             raise ConfigError(f"{path}: model.kind = {run.model.kind!r}: is of bytes; name a run of BERT or ModernBERT")
+        if run.precision == "bf16" and emulates_bf16(device_of(run)) and not any(each.startswith("precision=") for each in overrides):
+            run = dataclasses.replace(run, precision="fp32")  # which is faster there, and nearer to the weights
         # An encoder of others may lack the heads of pretraining.
         if task or not (path / "imported.json").is_file():
             return Model(load_trained(run, task or "mask"), source, task, _tasks(path))
