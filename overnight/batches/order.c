@@ -1,4 +1,5 @@
-// A pseudo-random permutation, value by value that of order.py, which says what is computed. Of a few values a walk is long, and so not for whole arrays.
+// A pseudo-random permutation, value by value that of order.py, which says what is computed. Some walks are long: in numpy each further round takes as long for
+// the few values that are left as for a thousand.
 #include <stdint.h>
 
 static uint64_t mix(uint64_t x) {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
-def prefetch(make: Callable[[int], Item], start: int, stop: int, depth: int = 2) -> Iterator[Item]:
+def prefetch(make: Callable[[int], Item], start: int, stop: int, depth: int = 2) -> Generator[Item, None, None]:
     """Yield make(start), ..., make(stop - 1), each made ahead of its use by one background thread.
 
     Args:

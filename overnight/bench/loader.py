@@ -14,11 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from overnight.batches.loader import Samples
 from overnight.batches.mixture import MixedSamples
+from overnight.batches.prefetch import prefetch
 from overnight.batches.streams import Streams
-from overnight.bench.measure import Row, Timing, printed, rate_row, time_row
+from overnight.bench.measure import Row, Timing, measure, printed, rate_row, time_row
 from overnight.bench.sizes import VOCABULARY
 from overnight.config import BertPhase, BytePhase, Mix
 from overnight.corpus.shards import Shard
@@ -26,6 +28,7 @@ from overnight.corpus.tokenizer import SPECIALS, Vocabulary, vocabulary
 
 _SENTENCE, _SENTENCES, _BATCH, _MICRO = 22, 60, 256, 32
 _REPEATS, _STEPS = 9, 8
+_LAUNCHES = 6000
 _FAR = 5
 """Epochs before the one in which a run is begun again."""
 
@@ -50,6 +53,9 @@ def run(tiny: bool = False) -> None:
         )
         for name, each in (("whole sentences", replace(night, token_matching=0.0)), ("whole sentences, a tenth matched", night)):
             rows.append(batches_row(name, Samples(plain, words, replace(each, max_predictions_per_seq=0), (0, 0, 0))))
+        rows.append(
+            launches_row(Samples(plain, words, replace(night, global_batch_size=4 * _BATCH, micro_batch_size=4 * _BATCH), (0, 0, 0)))
+        )
         mixes = {"books": Mix(weight=3), "web": Mix(weight=1)}
         rows.append(batches_row("segments of 128, two sources", MixedSamples(shards, words, phase, (0, 0, 0), None, mixes)))
         raw = [made_up_bytes(shard) for shard in shards]
@@ -63,7 +69,7 @@ def run(tiny: bool = False) -> None:
                 )
         for row in rows:
             shown = f"{row.value / 1e6:8.2f} M {row.unit}" if row.unit.endswith("/s") else f"{row.value:8.2f} {row.unit}"
-            print(f"{row.name:34} {shown}")
+            print(f"{row.name:34} {shown}" + (f", {row.peer} {row.peer_value:.2f}" if row.peer else ""))
 
 
 def made_up_vocabulary() -> Vocabulary:
@@ -111,6 +117,22 @@ def batches_row(name: str, samples: Samples | Streams) -> Row:
     tokens.clear()
     took = _timed(steps, _REPEATS)
     return rate_row(name, "tokens/s", statistics.mean(tokens), took)
+
+
+def launches_row(samples: Samples) -> Row:
+    """Return how long a thread takes that asks for small operations, as one that launches kernels does, while the loader makes the batches of its steps; alone as the peer (ms)."""
+    x = torch.zeros(8)
+
+    def step() -> None:
+        for _ in range(_LAUNCHES):
+            x.add_(1.0)
+
+    ahead = prefetch(lambda number: samples.step(number, pad_to_multiple=64), 0, _REPEATS + 4)
+    next(ahead)
+    alone = measure({"step": step}, warmup=1, repeats=_REPEATS)["step"]
+    together = measure({"step": lambda: (next(ahead), step())}, warmup=2, repeats=_REPEATS)["step"]
+    ahead.close()
+    return time_row(f"{_LAUNCHES:,} launches beside the loader", together, "alone", alone)
 
 
 def plans_row(name: str, shard: Shard, words: Vocabulary, phase: BertPhase) -> Row:

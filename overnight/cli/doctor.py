@@ -159,7 +159,7 @@ def _bf16(gpu: bool) -> Finding:
     from overnight.engine.precision import emulates_bf16
 
     fast = not emulates_bf16(torch.device("cuda", 0) if gpu else torch.device("cpu"))
-    by, instead = ("the GPU", "fp16 is many times faster") if gpu else ("the processor", "fp32 is several times faster")
+    by, instead = ("the GPU", "fp16 is many times faster") if gpu else ("the processor", "fp32 is two to three times as fast")
     return Finding("ok" if fast else "note", "bf16", f"in {by}'s hardware" if fast else f"not in {by}'s hardware: {instead}")
 
 

@@ -105,7 +105,7 @@ def test_the_loader_is_measured_in_every_form(capsys: pytest.CaptureFixture[str]
     rows = {row["name"]: row["unit"] for row in assert_result(capsys.readouterr().out, "loader")}
     batches = ("segments of 128", "segments of 128, whole words", "pairs of 128", "segments of 512", "segments of 128, two sources")
     assert {rows[name] for name in (*batches, "bytes, windows of 256", "plans of pairs of 128")} == {"tokens/s"}
-    assert rows["begin segments in epoch 6"] == rows["begin pairs in epoch 6"] == "ms" and len(rows) == 12
+    assert rows["begin segments in epoch 6"] == rows["begin pairs in epoch 6"] == "ms" and len(rows) == 13
 
 
 def test_what_was_measured_before_an_interruption_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_what_was_measured_before_an_interruption_is_printed(capsys: pytest.Capt
     monkeypatch.setattr(loader, "seek_row", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.run(tiny=True)
-    assert len(assert_result(capsys.readouterr().out, "loader")) == 10
+    assert len(assert_result(capsys.readouterr().out, "loader")) == 11
 
 
 def test_the_multiplicative_lstm_is_measured_beside_autograd(capsys: pytest.CaptureFixture[str]) -> None:
