@@ -47,14 +47,14 @@ def usual_micro_batch(phase: Phase) -> int:
 
 
 def usual_on_gpu(model: object, phase: Phase, memory: float) -> int:
-    """Return sequences of a micro-batch where it is left open that take about half of the memory of a GPU, or 256: with fewer, the GPU waits for its host where the network is small.
+    """Return sequences of a micro-batch where it is left open that take about half of the memory of a GPU if all are of full length, or 256: with fewer, the GPU waits for its host where the network is small.
 
     Args:
         memory: of the GPU (bytes).
     """
     if not (isinstance(phase, BertPhase) and isinstance(model, BertConfig | ModernBertConfig)):
         return _ON_GPU
-    return max(_ON_GPU, round(memory / 2 / (_KEPT * model.num_layers * model.hidden_size * expected_lengths(phase).mean)))
+    return max(_ON_GPU, round(memory / 2 / (_KEPT * model.num_layers * model.hidden_size * phase.seq_len)))
 
 
 def micro_batch_sizes(phase: Phase, world: int = 1) -> list[int]:
