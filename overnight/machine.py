@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import math
 import os
@@ -29,6 +30,7 @@ def usable_cores() -> int:
     return max(1, min(cores, math.ceil(_cgroup_cores())))
 
 
+@functools.cache
 def processor() -> tuple[str, set[str]]:
     """Return the model of the processor and its features, as Linux names them; no features where it does not say."""
     model, flags, info = platform.processor() or platform.machine(), set[str](), Path("/proc/cpuinfo")

@@ -1,4 +1,7 @@
-"""Muon's step for a GPU: all matrices of one shape at once. torch's own takes matrix after matrix, some thirty small kernels each."""
+"""Muon's step for a GPU, all matrices of one shape at once, where torch's own takes matrix after matrix, some thirty small kernels each; and for a CPU without bf16.
+
+torch's own orthogonalizes in bf16, which such a CPU emulates: it took two thirds of a step of a small network. In fp32 it takes a third of the time.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overnight.machine import has_bf16
 from overnight.optim.state import is_plain
 
 
 def takes(group: dict[str, Any]) -> bool:
-    """Return whether :func:`step` can do a group: whole tensors on a GPU, a rate that is a number, and the form of Muon that it knows."""
+    """Return whether :func:`step` does a group: whole tensors on a GPU or a CPU without bf16, a rate that is a number, and the form of Muon that it knows."""
     known = group["adjust_lr_fn"] == "match_rms_adamw" and group["nesterov"] and not isinstance(group["lr"], Tensor)
-    return known and all(p.device.type == "cuda" and is_plain(p) for p in group["params"] if p.grad is not None)
+    devices = ("cuda",) if has_bf16() else ("cuda", "cpu")
+    return known and all(p.device.type in devices and is_plain(p) for p in group["params"] if p.grad is not None)
 
 
 def step(group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
@@ -40,16 +45,16 @@ def step(group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
     for number, p in enumerate(params):
         alike[p.shape, p.dtype, p.device].append(number)
     for (shape, dtype, _), numbers in alike.items():
-        turned = orthogonalized(
-            torch.stack([updates[number] for number in numbers]), group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )
+        stack = torch.stack([updates[number] for number in numbers])
+        precision = torch.float32 if stack.device.type == "cpu" else torch.bfloat16
+        turned = orthogonalized(stack.to(precision), group["ns_coefficients"], group["ns_steps"], group["eps"])
         amount = -group["lr"] * 0.2 * math.sqrt(max(shape))
         moves = turned.to(dtype, memory_format=torch.contiguous_format)
         torch._foreach_add_([params[number] for number in numbers], moves.unbind(0), alpha=amount)
 
 
 def orthogonalized(updates_KAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Return matrices near their orthogonal factors, in bf16, by the iteration of Newton and Schulz (Jordan et al. 2024).
+    """Return matrices near their orthogonal factors, in their type, by the iteration of Newton and Schulz (Jordan et al. 2024).
 
     Args:
         updates_KAB: K matrices (A, B).
@@ -59,8 +64,7 @@ def orthogonalized(updates_KAB: Tensor, coefficients: tuple[float, float, float]
     """
     a, b, c = coefficients
     tall = updates_KAB.shape[1] > updates_KAB.shape[2]
-    x = updates_KAB.bfloat16()
-    x = x.mT if tall else x
+    x = updates_KAB.mT if tall else updates_KAB
     x = x / x.flatten(1).norm(dim=1).clamp(min=eps)[:, None, None]
     for _ in range(steps):
         gram = x @ x.mT

@@ -202,11 +202,28 @@ def test_matrices_of_one_shape_at_once_go_where_torch_takes_each() -> None:
             torch.testing.assert_close(a, b, rtol=0, atol=2e-3)
 
 
-def test_matrices_are_taken_at_once_on_a_gpu_only_and_in_the_form_that_is_known() -> None:
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16), (1, 24, 24)])
+def test_newton_and_schulz_follow_their_formula_in_float64(shape: tuple[int, ...], dtype: torch.dtype, near: float) -> None:
+    torch.manual_seed(0)
+    updates, (a, b, c) = torch.randn(shape), (3.4445, -4.775, 2.0315)
+    x = updates.double() / updates.double().flatten(1).norm(dim=1)[:, None, None]
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    found = muon_stacks.orthogonalized(updates.to(dtype), (a, b, c), 5, 1e-7)
+    assert found.dtype == dtype and float((found.double() - x).norm() / x.norm()) < near
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_matrices_are_taken_at_once_where_bf16_would_be_emulated_and_in_the_form_that_is_known(
+    has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon_stacks, "has_bf16", lambda: has)
     p, known = torch.nn.Parameter(torch.ones(2, 2)), {"adjust_lr_fn": "match_rms_adamw", "nesterov": True, "lr": 0.1}
     assert muon_stacks.takes({"params": [p], **known}), "without a gradient there is nothing to do"
     p.grad = torch.ones(2, 2)
-    assert not muon_stacks.takes({"params": [p], **known})
+    assert muon_stacks.takes({"params": [p], **known}) == (not has)
     for other in ({"lr": torch.tensor(0.1)}, {"nesterov": False}, {"adjust_lr_fn": None}):
         assert not muon_stacks.takes({"params": [], **known, **other})
 
