@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import glob
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -17,8 +19,8 @@ from typing import Literal
 
 # The C library's, which musl and macOS lack.
 _trim, _tune = (getattr(ctypes.CDLL(None), name, None) for name in ("malloc_trim", "mallopt"))
-# NVIDIA's, those of NVIDIA in Windows' Linux, and AMD's.
-_GPUS = ("nvidia[0-9]*", "dxg", "kfd")
+# What a machine has where there is a GPU: NVIDIA's, the same in Windows' Linux, and AMD's.
+_NVIDIA, _AMD = ("/dev/nvidia[0-9]*", "/usr/lib/wsl/lib/libcuda.so*"), ("/dev/kfd",)
 # Numbers of glibc's malloc.h, and the variables by which a user tunes the same.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _TUNED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -54,9 +56,18 @@ def usual_precision(device: str) -> Literal["bf16", "fp32"]:
     Args:
         device: `compute.device`; what is asked for must be known before torch is loaded.
     """
-    has_gpu = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(any(Path("/dev").glob(name)) for name in _GPUS)
-    on_gpu = device == "cuda" or (device == "auto" and has_gpu)
+    on_gpu = device == "cuda" or (device == "auto" and _has_gpu())
     return "bf16" if on_gpu or has_bf16() else "fp32"
+
+
+def _has_gpu() -> bool:
+    """Return whether there is a GPU that may be used and for which the torch that is installed is built."""
+    try:
+        build = importlib.metadata.version("torch").partition("+")[2]
+    except importlib.metadata.PackageNotFoundError:
+        build = "cpu"
+    signs = () if build == "cpu" else _AMD if build.startswith("rocm") else _NVIDIA
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(glob.glob, signs))
 
 
 def _cgroup_cores(folder: Path = Path("/sys/fs/cgroup")) -> float:

@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from overnight.batches.order import random_words
+from overnight.batches.order import NEVER, random_words
 from overnight.corpus.tokenizer import Vocabulary
 
 # A word hash above this share of 2^64 is kept or replaced at random: 80 % [MASK], 10 % random, 10 % kept.
 _MASKED, _RANDOM = 0.8, 0.9
-_NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def predictions(lengths_S: np.ndarray, rate: float, most: int) -> np.ndarray:
@@ -73,7 +72,7 @@ def mask(
     else:
         # A row for each sequence: sorting short rows of one array is far faster than sorting all by two keys. No two tokens of one have equal luck.
         luck_N = random_words(keys_N, position_N * 4)
-        luck_SL = np.full((len(lengths), int(lengths.max())), _NEVER)
+        luck_SL = np.full((len(lengths), int(lengths.max())), NEVER)
         luck_SL[sequence_N[can_N], position_N[can_N]] = luck_N[can_N]
         luck_SL.sort(axis=1)
         most = np.minimum(counts_S, luck_SL.shape[1])
@@ -108,7 +107,7 @@ def _choose_words(
     luck, sequence = random_words(keys_N[first], position_N[first] * 4), sequence_N[first]
     words_S = np.bincount(sequence, minlength=len(counts_S))
     row_W = np.arange(len(first)) - np.repeat(np.cumsum(words_S) - words_S, words_S)
-    luck_SW = np.full((len(counts_S), max(1, int(words_S.max()))), _NEVER)
+    luck_SW = np.full((len(counts_S), max(1, int(words_S.max()))), NEVER)
     luck_SW[sequence, row_W] = luck
     size_SW = np.full(luck_SW.shape, 1 << 40)
     size_SW[sequence, row_W] = last - first

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from overnight.batches.batch_size import sequences_before
-from overnight.batches.order import mix, random_words
+from overnight.batches.order import NEVER, mix, random_words
 from overnight.batches.packing import IGNORED
 from overnight.batches.pairs import A_END, A_START, B_END, B_START, IS_RANDOM
 from overnight.config import BertPhase, Phase
@@ -23,7 +23,6 @@ _LEAST_PHASE = 4
 """A budget leaves pairs out of a phase that gets fewer than so many times `token_matching_steps`: they would take the time in which masked tokens are learned."""
 # The use of a token's counter, behind those of the masks.
 _LUCK = 3
-_NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def share_of_pairs(phase: BertPhase, step: int) -> float:
@@ -90,7 +89,7 @@ def second_texts(
     place_L = np.arange(first_P.max())
     luck_PL = random_words(keys_P[:, None], place_L * 4 + _LUCK)
     outside_PL = place_L >= first_P[:, None]
-    luck_PL[outside_PL] = _NEVER
+    luck_PL[outside_PL] = NEVER
     worst_P = np.sort(luck_PL, axis=1)[np.arange(len(first_P)), counts_P - 1]
     kept_T = np.nonzero((luck_PL <= worst_P[:, None]) & ~outside_PL)[1]
     pair_T = np.repeat(np.arange(len(counts_P)), counts_P)

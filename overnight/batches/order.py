@@ -18,6 +18,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _ROUNDS = 6
+NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
+"""The greatest word: the luck of what is not to be drawn."""
 
 
 def mix(x: np.ndarray) -> np.ndarray:

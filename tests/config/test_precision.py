@@ -12,22 +12,27 @@ from overnight.checkpoint.run_identity import claim_folder
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "visible", "instructions", "precision"),
+    ("device", "torch", "visible", "instructions", "precision"),
     [
-        ("auto", True, "0", False, "bf16"),
-        ("auto", True, "", False, "fp32"),
-        ("auto", False, None, False, "fp32"),
-        ("auto", False, None, True, "bf16"),
-        ("cpu", True, None, False, "fp32"),
-        ("cpu", True, None, True, "bf16"),
-        ("cuda", False, None, False, "bf16"),
+        ("auto", "2.13.0", "0", False, "bf16"),
+        ("auto", "2.13.0+cu130", None, False, "bf16"),
+        ("auto", "2.13.0", "", False, "fp32"),
+        ("auto", "2.13.0+cpu", None, False, "fp32"),
+        ("auto", "2.13.0+rocm7.0", None, False, "fp32"),
+        ("auto", "2.13.0+cpu", None, True, "bf16"),
+        ("cpu", "2.13.0", None, False, "fp32"),
+        ("cpu", "2.13.0", None, True, "bf16"),
+        ("cuda", "2.13.0+cpu", None, False, "bf16"),
     ],
 )
 def test_it_is_bf16_but_fp32_on_a_cpu_that_emulates_it(
-    device: str, gpus: bool, visible: str | None, instructions: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, torch: str, visible: str | None, instructions: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a machine with a GPU of NVIDIA."""
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(machine, "_GPUS", (f"..{tmp_path}/nvidia[0-9]*",) if gpus else ())
+    monkeypatch.setattr(machine, "_NVIDIA", (f"{tmp_path}/nvidia[0-9]*",))
+    monkeypatch.setattr(machine, "_AMD", (f"{tmp_path}/kfd",))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: torch)
     monkeypatch.setattr(machine, "has_bf16", lambda: instructions)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -38,7 +43,7 @@ def test_it_is_bf16_but_fp32_on_a_cpu_that_emulates_it(
 
 
 def test_a_run_keeps_what_it_began_with_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_GPUS", ())
+    monkeypatch.setattr(machine, "_has_gpu", lambda: False)
     overrides = [f"out={tmp_path / 'run'}"]
     monkeypatch.setattr(machine, "has_bf16", lambda: True)
     claim_folder(begun := config.load_run("demo", overrides))
