@@ -50,6 +50,11 @@ def has_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(processor()[1])
 
 
+def has_fp16() -> bool:
+    """Return whether the processor has instructions for fp16; another one emulates it, five to a hundred times slower than fp32."""
+    return not {"avx512_fp16", "amx_fp16", "asimdhp"}.isdisjoint(processor()[1])
+
+
 def usual_precision(device: str) -> Literal["bf16", "fp32"]:
     """Return what `precision: auto` means on this machine: bf16, but fp32 on a CPU without instructions for bf16.
 

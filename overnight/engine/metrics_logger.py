@@ -22,6 +22,7 @@ from overnight.engine.precision import DTYPES, LossScale, emulates_bf16
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
 from overnight.engine.workload import compiles_layers, why_not_compiled_again
+from overnight.machine import has_fp16
 from overnight.models.attention import how
 from overnight.models.fused_layer import why_not, why_not_compiled
 from overnight.optim import native
@@ -195,6 +196,8 @@ class MetricsLogger:
             yield "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16"
         elif emulated:
             yield "warning: this processor has no bf16 and emulates it, which takes several times as long as fp32; use precision=fp32"
+        elif self.run.precision == "fp16" and device.type == "cpu" and not has_fp16():
+            yield "warning: this processor has no fp16 and emulates it, which takes many times as long as fp32; use precision=fp32"
         if device.type == "cuda" and isinstance(optimizer, Layerwise):
             why = why_lists(device)
             yield f"optimizer: steps by lists of tensors, since {why}" if why else "optimizer: steps by Triton's kernels"

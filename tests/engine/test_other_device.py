@@ -94,7 +94,7 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    monkeypatch.setattr("overnight.engine.precision.has_bf16", lambda: True)
+    monkeypatch.setattr("overnight.machine.processor", lambda: ("", {"avx512_bf16", "avx512_fp16"}))
     optimizer = Lamb([torch.zeros(1, requires_grad=True)])
     for device, expected in (("cuda", told), ("cpu", [])):
         why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
@@ -104,14 +104,17 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
     why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
 
 
-@pytest.mark.parametrize(("precision", "has", "warned"), [("bf16", False, True), ("bf16", True, False), ("fp32", False, False)])
-def test_a_run_in_bf16_warns_where_the_processor_emulates_it(
+@pytest.mark.parametrize(
+    ("precision", "has", "warned"),
+    [("bf16", False, True), ("bf16", True, False), ("fp16", False, True), ("fp16", True, False), ("fp32", False, False)],
+)
+def test_a_run_in_16_bits_warns_where_the_processor_emulates_them(
     precision: str, has: bool, warned: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overnight.engine.precision.has_bf16", lambda: has)
+    monkeypatch.setattr("overnight.machine.processor", lambda: ("", {"avx512_bf16", "avx512_fp16"} if has else set()))
     logger = SimpleNamespace(run=tiny(precision=precision), context=SimpleNamespace(world=World()))
     said = list(MetricsLogger._paths(logger, Lamb([torch.zeros(1, requires_grad=True)])))  # type: ignore[arg-type]
-    assert [line.startswith("warning: this processor has no bf16") and "precision=fp32" in line for line in said] == [True] * warned
+    assert [line.startswith(f"warning: this processor has no {precision}") and "precision=fp32" in line for line in said] == [True] * warned
 
 
 def test_a_run_on_a_cpu_warns_that_it_is_slow_without_a_c_compiler(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
