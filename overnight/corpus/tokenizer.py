@@ -52,16 +52,21 @@ class Vocabulary:
     lowercase: bool
 
 
-def build_tokenizer(tokens: Sequence[str], lowercase: bool) -> Tokenizer:
+def build_tokenizer(tokens: Sequence[str], lowercase: bool, compose: bool = False) -> Tokenizer:
     """Return the tokenizer of BERT over given tokens.
 
     Args:
         tokens: the vocabulary, id by id, with the five special tokens somewhere in it.
         lowercase: lower-case and strip accents first.
+        compose: put letters and their marks together first (NFC), as preparation does. BERT's own rules, which are what the files say, read a letter whose
+            accent is a character of its own as [UNK] where they keep accents.
     """
     ids = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
-    tokenizer.normalizer = _normalizer(lowercase)
+    # Without accents letters and marks are taken apart anyway.
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.NFC(), _normalizer(False)]) if compose and not lowercase else _normalizer(lowercase)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     tokenizer.decoder = decoders.WordPiece()
@@ -180,12 +185,13 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a folder of prepared data, a run or a task; it adds [CLS] and [SEP] unless told not to, and reads `[MASK]` in a text as the mask.
+    """Return the tokenizer of a folder of prepared data, a run or a task, for text in any normal form; it adds [CLS] and [SEP] unless told not to, and
+    reads `[MASK]` in a text as the mask.
 
     Raises:
         DataError: as :func:`load_tokens`.
     """
-    return build_tokenizer(*load_tokens(folder))
+    return build_tokenizer(*load_tokens(folder), compose=True)
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:

@@ -292,8 +292,12 @@ def _candidates(
 
 
 def _text(window: Window, first: int, last: int) -> str:
-    """Return the characters of a span of tokens, with the accents and vowel signs that follow its last letter: stripping them leaves them outside every token."""
+    """Return the characters of a span of tokens, with the accents and vowel signs that follow its last letter.
+
+    Where they are stripped, or put together with their letter, they stand outside every token; so do the later letters of a Korean syllable.
+    """
     end = int(window.offsets[last, 1])
-    while end < len(window.context) and unicodedata.category(window.context[end]) == "Mn":
+    until = int(window.offsets[last + 1, 0]) if last + 1 < len(window.offsets) else len(window.context)
+    while end < until and (unicodedata.category(window.context[end]) == "Mn" or "\u1160" <= window.context[end] <= "\u11ff"):
         end += 1
     return window.context[window.offsets[first, 0] : end]

@@ -308,7 +308,7 @@ def _pretrained(initial: Initial, run: BertRun) -> Trained:
     own = network.state_dict()
     reader.fill(network, own | {name: tensor for name, tensor in initial.state.items() if name in own}, Path(initial.source))
     network = at_work(network, run.precision, device)
-    tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
+    tokenizer = build_tokenizer(initial.tokens, initial.lowercase, compose=True)
     facts = {"kind": "mask", "lacks": "mlm" in initial.lacks()}
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], run.model.max_position_embeddings, facts)
 
@@ -337,5 +337,5 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     }
     metrics = {"null_threshold": said.get("null_threshold")}
     facts = {"kind": kind, "labels": labels, "pairs": said.get("pairs"), "spec": spec, "result": {"metrics": metrics}}
-    tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
+    tokenizer = build_tokenizer(initial.tokens, initial.lowercase, compose=True)
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], longest, facts)

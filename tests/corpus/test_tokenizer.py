@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -128,6 +129,30 @@ def test_encoding_word_by_word_equals_the_library_on_sentences(tokens: list[str]
     assert counts.tolist() == [len(doc) for doc in filled]
     assert tokens.dtype == np.uint16
     assert not np.isin(tokens, [0, 2, 3, 4]).any()  # no text makes a special piece, [UNK] aside
+
+
+@given(st.text(st.sampled_from("aeéàệ가나דּ中 .\u0301\u0323\u0327\u1100\u1161"), max_size=40))
+def test_a_cased_vocabulary_reads_every_normal_form_alike_and_finds_the_places_in_the_text_as_it_was_written(text: str) -> None:
+    composed = unicodedata.normalize("NFC", text)
+    tokens = sorted({char for char in composed if not char.isspace()})
+    pieces = [*tk.SPECIALS, *tokens, *(f"##{token}" for token in tokens)]
+    reader, plain = tk.build_tokenizer(pieces, False, compose=True), tk.build_tokenizer(pieces, False)
+    expected = plain.encode(composed).ids
+    for form in ("NFC", "NFD"):
+        written = unicodedata.normalize(form, text)
+        found = reader.encode(written)
+        assert found.ids == expected
+        # A character that was put together stands where its first part does.
+        firsts = [written[start] for start, _ in found.offsets[1:-1]]
+        assert firsts == [unicodedata.normalize(form, token.removeprefix("##"))[0] for token in found.tokens[1:-1]]
+
+
+def test_a_vietnamese_word_with_its_accents_apart_is_no_unknown_token(tmp_path: Path) -> None:
+    word = "việt"
+    tk.save_tokenizer(tmp_path, [*tk.SPECIALS, word], lowercase=False)
+    apart = unicodedata.normalize("NFD", word)
+    assert apart != word
+    assert tk.load_tokenizer(tmp_path).encode(apart, add_special_tokens=False).tokens == [word]
 
 
 def test_saved_and_loaded_again(tmp_path: Path, tokens: list[str]) -> None:

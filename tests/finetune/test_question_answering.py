@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from overnight.corpus.tokenizer import SPECIALS, build_tokenizer
+from overnight.corpus.tokenizer import vocabulary as vocabulary_of
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.finetune.metrics import squad_scores
 from overnight.finetune.question_answering import (
@@ -211,6 +214,17 @@ def test_an_answer_keeps_the_signs_that_the_tokenizer_drops_behind_its_last_lett
     (window,) = windows(tokenizer, vocabulary, [_question(answer, f"the {answer} sat")], 64, 16)
     marks = [np.where(np.arange(len(window.ids)) == place, 9.0, 0.0) for place in (window.start, window.end)]
     assert best_answers([window], *[[mark] for mark in marks])[0] == {"q": answer}
+
+
+@pytest.mark.parametrize("answer", ["Việ", "한국", "café"])
+def test_an_answer_whose_letters_and_marks_stand_apart_is_found_whole(answer: str) -> None:
+    apart = unicodedata.normalize("NFD", answer)
+    pieces = [*SPECIALS, "the", "sat", *dict.fromkeys(answer), *(f"##{char}" for char in dict.fromkeys(answer))]
+    tokenizer = build_tokenizer(pieces, False, compose=True)
+    (window,) = windows(tokenizer, vocabulary_of(pieces, False), [_question(apart, f"the {apart} sat")], 64, 16)
+    assert 1 not in window.ids[window.first + 1 : window.first + 1 + len(answer)]  # [UNK]
+    marks = [np.where(np.arange(len(window.ids)) == place, 9.0, 0.0) for place in (window.start, window.end)]
+    assert best_answers([window], *[[mark] for mark in marks])[0] == {"q": apart}
 
 
 def test_scores_that_are_not_finite_are_refused_by_question() -> None:
