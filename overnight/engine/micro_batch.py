@@ -85,7 +85,7 @@ def search(
         measure: tries one; None where memory ran out.
         space: memory now and at most.
         world: all processes must call it, and get the same.
-        first: where it begins, at the next smaller choice; where that does not fit, it halves until one does.
+        first: where it begins, at the next smaller choice, for all with the least of theirs; where that does not fit, it halves until one does.
 
     Returns:
         the micro-batch, and all that were tried.
@@ -95,6 +95,8 @@ def search(
     """
     world = world or World()
     tried: list[Trial] = []
+    # Of a GPU that others use, or a smaller one, it is less than of the rest.
+    first = -all_reduce_max(-first, world)
 
     def fits(count: int) -> bool:
         over = expected(tried, count, space.used) > space.limit

@@ -15,11 +15,16 @@ from torch import Tensor
 from overnight.machine import has_bf16
 from overnight.optim.state import is_plain
 
+# Known before a step is compiled, which cannot look it up.
+EMULATES_BF16 = not has_bf16()
+# Numbers of matrices of one shape that are taken at once, at most: the iteration has five times as many at a time.
+_AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 28}
+
 
 def takes(group: dict[str, Any]) -> bool:
     """Return whether :func:`step` does a group: whole tensors on a GPU or a CPU without bf16, a rate that is a number, and the form of Muon that it knows."""
     known = group["adjust_lr_fn"] == "match_rms_adamw" and group["nesterov"] and not isinstance(group["lr"], Tensor)
-    devices = ("cuda",) if has_bf16() else ("cuda", "cpu")
+    devices = ("cuda", "cpu") if EMULATES_BF16 else ("cuda",)
     return known and all(p.device.type in devices and is_plain(p) for p in group["params"] if p.grad is not None)
 
 
@@ -44,13 +49,14 @@ def step(group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
     alike: dict[Any, list[int]] = defaultdict(list)
     for number, p in enumerate(params):
         alike[p.shape, p.dtype, p.device].append(number)
-    for (shape, dtype, _), numbers in alike.items():
-        stack = torch.stack([updates[number] for number in numbers])
-        precision = torch.float32 if stack.device.type == "cpu" else torch.bfloat16
-        turned = orthogonalized(stack.to(precision), group["ns_coefficients"], group["ns_steps"], group["eps"])
-        amount = -group["lr"] * 0.2 * math.sqrt(max(shape))
-        moves = turned.to(dtype, memory_format=torch.contiguous_format)
-        torch._foreach_add_([params[number] for number in numbers], moves.unbind(0), alpha=amount)
+    for (shape, dtype, device), numbers in alike.items():
+        precision = torch.float32 if device.type == "cpu" else torch.bfloat16
+        amount, most = -group["lr"] * 0.2 * math.sqrt(max(shape)), max(1, _AT_ONCE[device.type] // max(1, math.prod(shape)))
+        for some in (numbers[first : first + most] for first in range(0, len(numbers), most)):
+            stack = torch.stack([updates[number] for number in some]).to(precision)
+            turned = orthogonalized(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
+            moves = turned.to(dtype, memory_format=torch.contiguous_format)
+            torch._foreach_add_([params[number] for number in some], moves.unbind(0), alpha=amount)
 
 
 def orthogonalized(updates_KAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

@@ -6,6 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overnight.batches.matching import MATCHING
+from overnight.batches.order import mix
 from overnight.batches.texts import copy_runs, runs, sequences
 from tests.batches.test_loader import VOCABULARY
 
@@ -28,6 +30,19 @@ def test_a_sequence_is_its_first_text_and_its_second_between_special_tokens(draw
     ids, segments = sequences(CORPORA, numbers, rows, np.array(starts), keys, VOCABULARY)
     assert ids.tolist() == wanted_ids and segments.tolist() == wanted_segments
     assert ids.dtype == segments.dtype == np.int64
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10), st.integers(2, 30)), min_size=1, max_size=8), st.integers(0, 2**64 - 1))
+def test_the_second_text_of_a_pair_has_tokens_of_the_first_and_others_of_its_own_shard(drawn: list[tuple[int, int, int]], key: int) -> None:
+    halves = [long // 2 for _, _, long in drawn]
+    rows = np.array([(a, a + long, a, a + half, MATCHING) for (_, a, long), half in zip(drawn, halves, strict=True)])
+    starts = np.cumsum([0, *(long + half + 3 for (_, _, long), half in zip(drawn, halves, strict=True))])
+    numbers, keys = np.array([number for number, *_ in drawn]), mix(np.arange(len(drawn), dtype=np.uint64) ^ np.uint64(key))
+    ids, _ = sequences(CORPORA, numbers, rows, starts, keys, VOCABULARY)
+    for (number, a, long), half, start in zip(drawn, halves, starts[:-1], strict=True):
+        assert ids[start + 1 : start + 1 + long].tolist() == CORPORA[number][a : a + long].tolist()
+        second = ids[start + 2 + long : start + 2 + long + half].tolist()
+        assert set(second) <= set(CORPORA[number].tolist())
 
 
 def test_no_runs_and_empty_ones_are_nothing() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.batches.batch_size import micro_batch_sizes
-from overnight.config import BertPhase
+from overnight.config import BertPhase, ModernBertConfig
 from overnight.distributed.world import World
 from overnight.engine import micro_batch
 from overnight.engine.memory import MemoryBudget, OutOfMemory
@@ -72,6 +74,29 @@ def test_it_may_begin_anywhere(base: int, slope: int, share: int, limit: int, mo
     assert found == fitting[-1] == trials[-1].micro_batch and len(set(tried)) == len(tried)
 
 
+@given(firsts=st.tuples(st.integers(1, 5000), st.integers(1, 5000)), limits=st.tuples(st.integers(1, 5000), st.integers(1, 5000)))
+def test_processes_with_unlike_memory_try_the_same_and_find_the_same(firsts: tuple[int, int], limits: tuple[int, int]) -> None:
+    numbers, meeting = [0, 0], threading.Barrier(2, timeout=60)
+
+    def greatest(number: int, world: World) -> int:
+        numbers[world.rank] = number
+        meeting.wait()
+        found = max(numbers)
+        meeting.wait()
+        return found
+
+    def process(rank: int) -> tuple[int, list[int]]:
+        tried: list[int] = []
+        space, world = MemoryBudget(0, limits[rank], limits[rank]), World(rank, size=2)
+        found, _ = search(micro_batch_sizes(BertPhase(1, 4096)), line(0, 1, tried), space, False, world, firsts[rank])
+        return found, tried
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(micro_batch, "all_reduce_max", greatest)
+        one, other = pool.map(process, (0, 1))
+    assert one == other and one[0] <= min(limits)
+
+
 def test_begun_high_a_whole_batch_is_one_trial_and_what_does_not_fit_is_halved() -> None:
     for share, most, wanted in ((256, 300, [256]), (1024, 2000, [256, 512, 1024]), (256, 60, [256, 128, 64, 32]), (96, 300, [96])):
         tried: list[int] = []
@@ -93,6 +118,18 @@ def test_trials_begin_high_only_on_a_gpu_that_compiles(
     finder: Any = micro_batch.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]
     finder = dataclasses.replace(finder, run=run, samples=samples, objective=objective, world=World(device=torch.device(device)))
     assert finder._first() == first
+
+
+def test_the_more_memory_a_gpu_has_the_higher_trials_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(model=ModernBertConfig(num_layers=12, hidden_size=768, num_heads=12), precision="bf16")
+    samples, world = SimpleNamespace(phase=BertPhase(1, 1 << 20)), World(device=torch.device("cuda"))
+    finder: Any = dataclasses.replace(micro_batch.BatchSizeFinder(*[None] * 6), run=run, samples=samples, world=world)  # type: ignore[arg-type]
+    monkeypatch.setattr(micro_batch, "compiles_layers", lambda run, device: True)
+    found = []
+    for memory in (40e9, 80e9, 160e9):
+        monkeypatch.setattr(micro_batch, "memory_budget", lambda device, memory=memory: SimpleNamespace(limit=memory))
+        found.append(finder._first())
+    assert found[0] > 256 and found[1] == pytest.approx(2 * found[0], abs=1) and found[2] == pytest.approx(4 * found[0], abs=2)
 
 
 @given(seconds=st.lists(st.floats(0.1, 10), min_size=9, max_size=9))

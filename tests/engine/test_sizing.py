@@ -169,6 +169,20 @@ def test_the_rate_of_a_gpu_is_that_of_the_larger_batch_also_where_it_hardly_wait
     assert first["flops_per_second"] == pytest.approx(1e13)
 
 
+@pytest.mark.parametrize(("times", "waits"), [(1.0, True), (3.0, True), (3.4, False), (5.0, False)])
+def test_a_gpu_has_the_better_rate_of_two_batches_and_waits_where_four_times_as_many_sequences_take_less_than_as_many_times_as_long(
+    times: float, waits: bool, recipe: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load(recipe, "budget=10m")
+    score = timed_choice(run, quiet, lambda run: 0.0).chosen
+    seconds = {score.sequences: 1.0, 4 * score.sequences: times}
+    monkeypatch.setattr(sizing, "_step", lambda run, score, *rest: (with_sizes(run, score), seconds[score.sequences]))
+    _, timed = sizing._time(run, score, torch.device("cuda"), quiet)
+    larger = dataclasses.replace(score, batch=4 * score.batch, sequences=4 * score.sequences)
+    assert timed.rate == max(step_flops(with_sizes(run, score)), step_flops(with_sizes(run, larger)) / times)
+    assert timed.launch == (1.0 / score.layers if waits else 0.0)
+
+
 @pytest.mark.parametrize(("budget", "timed"), [("1m", 1), ("5m", 2), ("10m", 3)])
 def test_of_a_short_budget_a_gpu_is_timed_less_and_what_it_compiles_is_taken_off(
     budget: str, timed: int, recipe: Path, machine: Machine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch

@@ -154,7 +154,7 @@ def test_adamw_equals_torchs() -> None:
 
 
 def test_muon_equals_torchs_two_optimizers_also_after_loading_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overnight.optim.muon_stacks.has_bf16", lambda: True)  # else its matrices are taken in fp32
+    monkeypatch.setattr("overnight.optim.muon_stacks.EMULATES_BF16", False)  # else its matrices are taken in fp32
     ours, theirs = small(), small()
     optim = MuonConfig(lr=3e-3, momentum=0.9, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.1)
     optimizer = build_optimizer(ours, optim)

@@ -159,7 +159,7 @@ def by_hand(model: Classifier, optim: Optim) -> list[torch.optim.Optimizer]:
 def test_the_steps_are_those_of_an_optimizer_with_groups_made_by_hand(
     kind: str, optim: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overnight.optim.muon_stacks.has_bf16", lambda: True)  # else its matrices are taken in fp32
+    monkeypatch.setattr("overnight.optim.muon_stacks.EMULATES_BF16", False)  # else its matrices are taken in fp32
     ours = classifier(kind)
     theirs, plain, before = copy.deepcopy(ours), copy.deepcopy(ours), copy.deepcopy(ours)
     settings = {"lr": LR, "weight_decay": 0.1, "max_grad_norm": 0.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -215,17 +216,50 @@ def test_newton_and_schulz_follow_their_formula_in_float64(shape: tuple[int, ...
     assert found.dtype == dtype and float((found.double() - x).norm() / x.norm()) < near
 
 
+@pytest.mark.parametrize("at_once", [1 << 23, 2 * 16 * 40, 1])
+def test_on_a_cpu_without_bf16_a_step_is_that_of_the_formula_to_the_digits_of_fp32(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 it would be off by 2^-9; however many matrices are taken at once."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(muon_stacks, "EMULATES_BF16", True)
+    monkeypatch.setitem(muon_stacks._AT_ONCE, "cpu", at_once)
+    params = [torch.nn.Parameter(torch.randn(16, 40)) for _ in range(3)]
+    before, grads = [p.detach().double() for p in params], [torch.randn(16, 40) for _ in params]
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad.clone()
+    Muon([{"params": params, "muon": True}], lr=0.01, momentum=0.9, weight_decay=0.1).step()
+    for p, old, grad in zip(params, before, grads, strict=True):
+        update = torch.lerp(grad.double(), 0.1 * grad.double(), 0.9)
+        x = update / update.norm()
+        for _ in range(5):
+            gram = x @ x.mT
+            x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+        wanted = old * (1 - 0.01 * 0.1) - 0.01 * 0.2 * math.sqrt(40) * x
+        assert float((p.detach().double() - wanted).abs().max()) < 1e-5 * float(wanted.abs().max())
+
+
 @pytest.mark.parametrize("has", [True, False])
 def test_matrices_are_taken_at_once_where_bf16_would_be_emulated_and_in_the_form_that_is_known(
     has: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(muon_stacks, "has_bf16", lambda: has)
+    monkeypatch.setattr(muon_stacks, "EMULATES_BF16", not has)
     p, known = torch.nn.Parameter(torch.ones(2, 2)), {"adjust_lr_fn": "match_rms_adamw", "nesterov": True, "lr": 0.1}
     assert muon_stacks.takes({"params": [p], **known}), "without a gradient there is nothing to do"
     p.grad = torch.ones(2, 2)
     assert muon_stacks.takes({"params": [p], **known}) == (not has)
     for other in ({"lr": torch.tensor(0.1)}, {"nesterov": False}, {"adjust_lr_fn": None}):
         assert not muon_stacks.takes({"params": [], **known, **other})
+
+
+def test_a_step_can_be_compiled_without_a_warning() -> None:
+    plain, compiled = network(torch.float32), network(torch.float32)
+    for params, how in ((plain, lambda step: step), (compiled, torch.compile(backend="eager"))):
+        optimizer = optimizer_of(params)
+        for number in range(2):
+            for p in params:
+                p.grad = torch.full_like(p, number + 1.0)
+            how(optimizer.step)()
+    for found, wanted in zip(compiled, plain, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("muon", [True, False])
