@@ -95,8 +95,7 @@ def search(
     """
     world = world or World()
     tried: list[Trial] = []
-    # Of a GPU that others use, or a smaller one, it is less than of the rest.
-    first = -all_reduce_max(-first, world)
+    first = -all_reduce_max(-first, world)  # of a smaller GPU, or one that others use, it is less
 
     def fits(count: int) -> bool:
         over = expected(tried, count, space.used) > space.limit
