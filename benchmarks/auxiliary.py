@@ -123,7 +123,7 @@ def report(trials: Sequence[Trial], mean: float) -> list[str]:
     lines = [
         f"mean of {len({t.seed for t in trials})} seeds (lowest–highest); stars off by {mean:.3f} when all are said to be the mean",
         "",
-        "| weight of the stars | bits per character | stars off by | SST, % |",
+        "| weight of the stars | bits per byte | stars off by | SST, % |",
         "|---|---|---|---|",
     ]
     for weight in sorted({t.weight for t in trials}):

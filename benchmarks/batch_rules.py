@@ -7,7 +7,7 @@
 A multiplicative LSTM of 256 units reads the same bytes of the reviews of the recipe `mlstm-small` at every batch and with every rule, in
 windows of 64, in bf16, through the same trainer as any run; Adam, no clipping, the learning rate linear to 0, as published. A rule says the
 learning rate at a batch, from 5e-4 at 4 sequences: in proportion, by the square root, the same, or 3e-3 whatever the batch. (Published:
-5e-4 at 128, and batches 16 to 256 times that; here 16, 64 and 256 times.) Reported are bits per character of validation text, from the state carried
+5e-4 at 128, and batches 16 to 256 times that; here 16, 64 and 256 times.) Reported are bits per byte of validation text, from the state carried
 through it. A training has diverged when its loss is no number, or when in the end it predicts worse than one that knows nothing: 8 bits.
 
 Into --out go trials.jsonl (a line a training), summary.json and rules.svg.
@@ -147,7 +147,7 @@ def cell(out: Path, study: Study, paths: Sequence[str], data: Path, rule: str, t
         found = train(study, paths, data, rule, times, seed)
         with open(out / "trials.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(found)) + "\n")
-    told = found.message or f"{found.bits:.3f} bits per character"
+    told = found.message or f"{found.bits:.3f} bits per byte"
     return f"{rule} at {found.batch}, lr {found.lr:.3g}, seed {seed}: {told}, {found.seconds:.0f} s"
 
 
@@ -186,7 +186,7 @@ def table(study: Study, found: dict[str, dict[int, Spread]], frequent: float) ->
         return f"{spread.median:.3f} ({spread.low:.3f}–{spread.high:.3f})"
 
     lines = [
-        f"bits per character of validation text after {study.characters:,} bytes, mean of the seeds {study.seeds} (lowest–highest); "
+        f"bits per byte of validation text after {study.characters:,} bytes, mean of the seeds {study.seeds} (lowest–highest); "
         f"the frequencies of the bytes alone give {frequent:.3f}",
         "",
         "| batch | steps | " + " | ".join(RULES) + " |",
@@ -217,9 +217,9 @@ def write(out: Path, study: Study, data: Path) -> None:
 
 
 def draw(out: Path, study: Study) -> None:
-    """Draw the bits per character by rule and batch, unless everything diverged."""
+    """Draw the bits per byte by rule and batch, unless everything diverged."""
     found, batches = spreads(read(out)), [study.base * times for times in study.times]
-    title, unit = "validation bits per character", f"windows of {study.length} bytes"
+    title, unit = "validation bits per byte", f"windows of {study.length} bytes"
     if any(math.isfinite(s.high) for row in found.values() for s in row.values()):
         about = f"a multiplicative LSTM of {study.width} units after {study.characters / 1e6:.1f} MB of reviews"
         (out / "rules.svg").write_text(figure(about, [lambda axes: by_batch(axes, title, unit, batches, found)]), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Bits per character of a byte model on a split of its corpus."""
+"""Bits per byte of a byte model on a split of its corpus."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Score:
     """How well a text was predicted."""
 
     bits: float
-    """Per byte (what the literature calls bits per character)."""
+    """Per byte, which papers on byte models call bits per character (BPC)."""
     accuracy: float
     """Share of bytes that were the likeliest (0 to 1)."""
-    characters: int
-    """Bytes that were predicted."""
+    bytes: int
+    """How many were predicted."""
     seconds: float
 
 
@@ -74,5 +74,5 @@ def evaluate(run: ByteRun, split: str, groups: int | None = 16, max_tokens: int 
     steps = shown(work, split, "bytes", line) if line else work
     found = loop.evaluate(model, model.losses, steps, evaluation_config(run, device), carry)
     finite_outputs(np.array(found["byte_loss"]))
-    characters = sum(step.tokens for step in work)
-    return Score(found["byte_loss"] / math.log(2), found["byte_accuracy"], characters, time.perf_counter() - start)
+    count = sum(step.tokens for step in work)
+    return Score(found["byte_loss"] / math.log(2), found["byte_accuracy"], count, time.perf_counter() - start)

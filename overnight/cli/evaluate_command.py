@@ -29,7 +29,9 @@ _ROWS = ("task", "rows", "to")
 
 def add_evaluate(add: Add) -> None:
     """Add the command."""
-    summary = "masked-LM loss, bits per character and BLiMP of an encoder, the score of its tasks on further rows; bits per character of a byte model"
+    summary = (
+        "masked-LM loss, bits per character and BLiMP of an encoder, the score of its tasks on further rows; bits per byte of a byte model"
+    )
     command = add("evaluate", _evaluate, summary, keys=True)
     add_source(command)
     text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
@@ -198,8 +200,8 @@ def _evaluate_bytes(options: argparse.Namespace, overrides: list[str], run: Byte
     split, groups = options.split or "test", None if options.whole else 16 if options.groups is None else options.groups
     with Line() as line:
         score = evaluate(found, split, groups, options.max_tokens, line)
-    print(f"{number(score.bits, 4)} bits per character over {score.characters:,} bytes of {split} in {duration(score.seconds)}")
-    return {"split": split, "bits_per_character": score.bits, "byte_accuracy": score.accuracy, "characters": score.characters}
+    print(f"{number(score.bits, 4)} bits per byte over {score.bytes:,} bytes of {split} in {duration(score.seconds)}")
+    return {"split": split, "bits_per_byte": score.bits, "byte_accuracy": score.accuracy, "bytes": score.bytes}
 
 
 def _evaluate_encoder(options: argparse.Namespace, overrides: list[str], run: BertRun) -> dict[str, Any]:

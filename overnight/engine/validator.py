@@ -9,7 +9,7 @@ from overnight.engine.context import PhaseContext
 from overnight.engine.loop import LoopConfig, StepResult, evaluate
 from overnight.engine.memory import is_out_of_memory
 from overnight.engine.metrics_logger import MetricsLogger
-from overnight.engine.workload import bits_per_character, compiles_layers
+from overnight.engine.workload import bits_per_byte, compiles_layers
 
 
 class Validator:
@@ -46,7 +46,7 @@ class Validator:
         """Write and print the losses and accuracies after a step."""
         context, logger = self.context, self.logger
         scores = evaluate(context.workload.model, context.objective, self.steps, self.settings, context.workload.validation_carry())
-        scores |= bits_per_character(scores)
+        scores |= bits_per_byte(scores)
         logger.write("eval", done.step, **scores)
         logger.known["validation accuracy"] = next(
             (share(scores[name]) for name in ("mlm_accuracy", "clm_accuracy", "byte_accuracy") if name in scores), ""

@@ -295,9 +295,9 @@ def loss_weights(phase: Phase, step: int) -> dict[str, float]:
     return {}
 
 
-def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
-    """Return bits per character of a byte model, from its validation loss (nats a byte); nothing of another."""
-    return {"bits_per_character": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
+def bits_per_byte(scores: dict[str, float]) -> dict[str, float]:
+    """Return bits per byte of a byte model, from its validation loss (nats a byte); nothing of another."""
+    return {"bits_per_byte": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
 
 
 def token_counts(shards: list[Shard], size: int) -> np.ndarray:

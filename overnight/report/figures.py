@@ -85,7 +85,7 @@ _CURVES = (
     _Curve("NSP loss", "nats", "%{y:.3f} nats", train="nsp_loss", validation="nsp_loss"),
     _Curve("NSP accuracy", "%, validation", "%{y:.1f} %", validation="nsp_accuracy", scale=100),
     _Curve("Token matching loss", "nats", "%{y:.3f} nats", train="match_loss"),
-    _Curve("Bits per character", "", "%{y:.3f} bits", train="byte_loss", validation="byte_loss", scale=1 / math.log(2)),
+    _Curve("Bits per byte", "", "%{y:.3f} bits", train="byte_loss", validation="byte_loss", scale=1 / math.log(2)),
     _Curve("Byte accuracy", "%, validation", "%{y:.1f} %", validation="byte_accuracy", scale=100),
     _Curve("Label loss", "squared error", "%{y:.4f}", train="label_loss", validation="label_loss"),
     _Curve("Learning rate", "", "%{y:.3g}", train="lr", axis={**_FROM_0, "exponentformat": "e"}),

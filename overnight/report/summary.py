@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from overnight.report.verdict import compare, spread
 
 _UNDEFINED = "no verdict: the rows that are scored have one number, and no correlation with them is defined"
 _CHOSEN = "chosen by the rows that are scored here (select_on: dev): the scores of the network are a little too good"
-_VALIDATION = ("mlm_loss", "mlm_accuracy", "clm_loss", "clm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
+_VALIDATION = ("mlm_loss", "mlm_accuracy", "clm_loss", "clm_accuracy", "nsp_loss", "nsp_accuracy", "byte_accuracy")
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
 
     Returns:
         `name`, `steps` done of `planned`, `finished`, the last validation `mlm_loss`, `mlm_accuracy`, `clm_loss`, `clm_accuracy`, `nsp_loss` and
-        `nsp_accuracy`, of a byte model `bits_per_character` and `byte_accuracy` (None where not measured), `seconds` and `tokens` of the phase, and the median
+        `nsp_accuracy`, of a byte model `bits_per_byte` and `byte_accuracy` (None where not measured), `seconds` and `tokens` of the phase, and the median
         `tokens_per_s`, `sequences_per_s` and `mfu`.
     """
     planned = folder.settings.get("phases")
@@ -113,6 +114,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
                 "planned": wanted,
                 "finished": ended,
                 **{key: last.get(key) for key in _VALIDATION},
+                "bits_per_byte": _bits(last.get("byte_loss")),
                 "seconds": until - seconds,
                 "tokens": total - tokens,
                 **{key: _median(train, key) for key in ("tokens_per_s", "sequences_per_s", "mfu")},
@@ -120,6 +122,11 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
         )
         seconds, tokens = until, total
     return rows
+
+
+def _bits(nats: Any) -> float | None:
+    """Return a loss in bits, from that in nats, which every run has: earlier ones call their bits a byte `bits_per_character`."""
+    return nats / math.log(2) if isinstance(nats, int | float) else None
 
 
 def _decided_steps(folder: RunFolder, phase: str) -> int | None:
@@ -295,12 +302,12 @@ def quoted(token: str) -> str:
 def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[str]]:
     pairs, causal = (any(row[key] is not None for row in rows) for key in ("nsp_accuracy", "clm_accuracy"))
     masked = ["masked-LM loss", "masked-LM accuracy", *["next-token loss", "next-token accuracy"] * causal, *["NSP accuracy"] * pairs]
-    scores = ["bits per character", "byte accuracy"] if of_bytes else masked
+    scores = ["bits per byte", "byte accuracy"] if of_bytes else masked
     cells = [["validation after", "steps", *scores, "time", "tokens/s"]]
     for row in rows:
         steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {number(row['planned'], 0) if row['planned'] else '?'}"
         if of_bytes:
-            scores = [number(row["bits_per_character"], 3), share(row["byte_accuracy"])]
+            scores = [number(row["bits_per_byte"], 3), share(row["byte_accuracy"])]
         else:
             next_token = [number(row["clm_loss"], 3), share(row["clm_accuracy"])]
             scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), *next_token * causal, *[share(row["nsp_accuracy"])] * pairs]

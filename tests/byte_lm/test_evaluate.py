@@ -1,4 +1,4 @@
-"""Bits per character are those of the equations, over exactly the bytes that were predicted."""
+"""Bits per byte are those of the equations, over exactly the bytes that were predicted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_bits_are_those_of_the_equations_over_every_byte_that_has_one_before_it(
     right = sum(table[t].argmax() == text[t + 1] for table, text in zip(log_p, texts, strict=True) for t in range(len(text) - 1))
     count = sum(len(text) - 1 for text in texts)
     found = evaluate(run, "test", groups)
-    assert found.characters == count
+    assert found.bytes == count
     assert found.bits == pytest.approx(nats / np.log(2) / count, rel=1e-5)
     assert found.accuracy == pytest.approx(right / count, abs=2 / count)
     if groups is None:
@@ -87,12 +88,12 @@ def test_it_is_shown_how_much_is_read_and_how_long_the_rest_takes(run: ByteRun) 
 def test_so_many_bytes_are_read_and_no_more(run: ByteRun, arrays: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STREAMS", 4)
     found, texts = evaluate(run, "test", None, max_tokens=100), stream_texts(run, None)
-    assert found.characters == 4 * 32  # a step of 4 windows of 16 bytes, and another
+    assert found.bytes == 4 * 32  # a step of 4 windows of 16 bytes, and another
     log_p = [read(arrays, text[:32], "ifog")[2] for text in texts]
     nats = sum(-table[t, text[t + 1]] for table, text in zip(log_p, texts, strict=True) for t in range(32))
     assert found.bits == pytest.approx(nats / np.log(2) / 128, rel=1e-5)
-    assert evaluate(run, "test", 3, max_tokens=1).characters == 3 * 16
-    assert evaluate(run, "test", 3, max_tokens=10**9).characters == evaluate(run, "test", 3).characters
+    assert evaluate(run, "test", 3, max_tokens=1).bytes == 3 * 16
+    assert evaluate(run, "test", 3, max_tokens=10**9).bytes == evaluate(run, "test", 3).bytes
 
 
 def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(run: ByteRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +121,19 @@ def test_the_command_says_bits_and_over_how_many_bytes(
     argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--compute.device=cpu"]
     assert main([*argv, "--split", "valid", "--whole"]) == 0
     found = evaluate(run, "valid", None)
-    assert f"{found.bits:.4f} bits per character over {found.characters:,} bytes of valid" in capsys.readouterr().out
+    assert f"{found.bits:.4f} bits per byte over {found.bytes:,} bytes of valid" in capsys.readouterr().out
     assert main([*argv, "--whole", "--groups", "2"]) == 2
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(module, "evaluate", lambda run, *how: (asked.append(how[:3]), found)[1])
     assert main([*argv, "--max-tokens", "20"]) == 0 and asked == [("test", 16, 20)]
+
+
+def test_a_letter_of_two_bytes_counts_as_two_and_nothing_is_called_a_character(
+    run: ByteRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--compute.device=cpu", "--whole"]
+    assert main([*argv, "--json", str(tmp_path / "found.json")]) == 0
+    found, texts = json.loads((tmp_path / "found.json").read_text()), stream_texts(run, None)
+    assert set(found) == {"split", "bits_per_byte", "byte_accuracy", "bytes", "seconds"}
+    assert found["bytes"] == sum(len(text) - 1 for text in texts) > sum(len(text.decode()) for text in texts)
+    assert "character" not in capsys.readouterr().out

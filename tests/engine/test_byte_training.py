@@ -180,12 +180,12 @@ def test_16_bits_follow_fp32(precision: str, make: Make) -> None:
     assert taken == pytest.approx(lines(fp32, "eval")[-1]["byte_loss"], rel=0.05 if precision == "bf16" else 1.0)
 
 
-def test_bits_per_character_are_the_validation_nats_over_log_2_and_fall_below_chance(make: Make) -> None:
+def test_bits_per_byte_are_the_validation_nats_over_log_2_and_fall_below_chance(make: Make) -> None:
     run = make(phase={"steps": 60})
     finish(run)
     found = lines(run, "eval")
-    assert all(line["bits_per_character"] == pytest.approx(line["byte_loss"] / math.log(2)) for line in found)
-    assert found[-1]["bits_per_character"] < 5.5 < found[0]["bits_per_character"] < 8.5
+    assert all(line["bits_per_byte"] == pytest.approx(line["byte_loss"] / math.log(2)) for line in found)
+    assert found[-1]["bits_per_byte"] < 5.5 < found[0]["bits_per_byte"] < 8.5
 
 
 def test_the_label_is_learned_beside_the_bytes_with_its_weight(make: Make) -> None:

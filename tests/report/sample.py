@@ -72,7 +72,7 @@ def byte_metrics() -> list[dict[str, Any]]:
         nats = 1.0 + 3 * math.exp(-step / 20)
         lines.append({"kind": "train", **here, "loss": nats, "byte_loss": nats, "lr": 1e-3, "grad_norm": 0.5, "tokens": step * 128 * 256})
         if step % 20 == 0:
-            held = {"byte_loss": nats + 0.1, "byte_accuracy": 1 - nats / 5, "bits_per_character": (nats + 0.1) / math.log(2)}
+            held = {"byte_loss": nats + 0.1, "byte_accuracy": 1 - nats / 5, "bits_per_byte": (nats + 0.1) / math.log(2)}
             lines.append({"kind": "eval", **here, **held})
     return [*lines, {"kind": "phase", "phase": "only", "global_step": 60, "event": "end", "seconds": 120.0}]
 

@@ -128,21 +128,23 @@ def test_a_run_without_nsp_has_one_loss_which_is_that_of_the_masked_words(tmp_pa
     assert "NSP" not in page.text
 
 
-def test_a_byte_model_shows_bits_per_character_and_nothing_of_bert(tmp_path: Path) -> None:
+def test_a_byte_model_shows_bits_per_byte_and_nothing_of_bert(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", byte_metrics(), byte_settings())
     (row,) = summarize(folder)["phases"]
     page = Page(write_report([folder], tmp_path / "report.html"))
-    assert page.text.count(f"{row['bits_per_character']:.3f}") == 2 and page.text.count(share(row["byte_accuracy"])) == 2  # card and table
-    assert "Bits per character" in page.text and "Masked-LM" not in page.text and "NSP" not in page.text
-    bits = [page.curve("Bits per character", name)["y"] for name in ("training", "validation")]
-    assert [len(values) for values in bits] == [12, 3] and bits[1][-1] == pytest.approx(row["bits_per_character"])
+    assert page.text.count(f"{row['bits_per_byte']:.3f}") == 2 and page.text.count(share(row["byte_accuracy"])) == 2  # card and table
+    assert (
+        "Bits per byte" in page.text and "Bits per character" not in page.text and "Masked-LM" not in page.text and "NSP" not in page.text
+    )
+    bits = [page.curve("Bits per byte", name)["y"] for name in ("training", "validation")]
+    assert [len(values) for values in bits] == [12, 3] and bits[1][-1] == pytest.approx(row["bits_per_byte"])
     assert "Masked-LM loss nats" not in page.figures
 
 
 def test_beside_bert_a_byte_model_has_columns_of_its_own(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "a", metrics()), write_run(tmp_path / "b", byte_metrics(), byte_settings())]
     page = Page(write_report(folders, tmp_path / "report.html"))
-    assert "Masked-LM loss" in page.text and "Bits per character" in page.text
+    assert "Masked-LM loss" in page.text and "Bits per byte" in page.text
     page_html = (tmp_path / "report.html").read_text(encoding="utf-8").split("<h2>Pretraining</h2>")[1].split("</table>")[0]
     head, *rows = page_html.split("<tr")[1:]
     assert [row.count("<td") + row.count("<th>") for row in rows] == [head.count("<th")] * 3

@@ -43,19 +43,25 @@ def test_a_task_that_was_not_run_yet_is_a_note_and_no_table(tmp_path: Path) -> N
     assert text.count("not run yet") == text.count("note: docnames") == 2 and "median" not in text
 
 
-def test_a_byte_model_is_evaluated_by_its_last_validation_bits_per_character(tmp_path: Path) -> None:
+def test_a_byte_model_is_evaluated_by_its_last_validation_bits_per_byte(tmp_path: Path) -> None:
     lines = byte_metrics()
     folder = write_run(tmp_path / "run", lines, byte_settings())
     last = [line for line in lines if line["kind"] == "eval"][-1]
     (row,) = summarize(folder)["phases"]
-    assert (row["bits_per_character"], row["byte_accuracy"]) == (last["bits_per_character"], last["byte_accuracy"])
+    assert (row["bits_per_byte"], row["byte_accuracy"]) == (last["bits_per_byte"], last["byte_accuracy"])
     head, cells = (line for line in summary_text(folder).splitlines() if line.startswith(("validation", "only")))
-    assert "bits per character" in head and "masked-LM" not in head and f"  {last['bits_per_character']:.3f}  " in cells
+    assert "bits per byte" in head and "masked-LM" not in head and f"  {last['bits_per_byte']:.3f}  " in cells
+
+
+def test_a_run_that_called_its_bits_per_byte_bits_per_character_is_read_the_same(tmp_path: Path) -> None:
+    old = [{("bits_per_character" if key == "bits_per_byte" else key): value for key, value in line.items()} for line in byte_metrics()]
+    was, now = (summarize(write_run(tmp_path / name, lines, byte_settings())) for name, lines in (("was", old), ("now", byte_metrics())))
+    assert was["phases"] == now["phases"] and now["phases"][0]["bits_per_byte"] > 0
 
 
 def test_a_byte_model_that_was_not_evaluated_yet_has_a_dash(tmp_path: Path) -> None:
     text = summary_text(write_run(tmp_path / "run", byte_metrics()[:3], byte_settings()))
-    assert "bits per character" in text and " - " in text
+    assert "bits per byte" in text and " - " in text
 
 
 def test_an_unfinished_phase_is_named_with_the_steps_done(tmp_path: Path) -> None:
