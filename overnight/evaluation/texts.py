@@ -88,16 +88,21 @@ def _named(where: str, max_tokens: int) -> str:
 
 def _of_files(data: Data) -> Iterator[str]:
     for document in documents(data, start_reading(data)):
-        passage: list[str] = []
-        size = 0
-        for sentence in sentences(clean(document.text)):
-            passage.append(sentence)
-            size += len(sentence) + 1
-            if size >= PASSAGE_CHARACTERS:
-                yield " ".join(passage)
-                passage, size = [], 0
-        if passage:
-            yield " ".join(passage)
+        yield from _passages(clean(document.text))
+
+
+def _passages(text: str) -> Iterator[str]:
+    """Yield the passages of cleaned text: a space for the end of a paragraph, and between sentences where the text has one, which is not so in Chinese."""
+    passage, end = "", 0
+    for sentence in sentences(text):
+        start = text.index(sentence, end)
+        passage += (" " if passage and start > end else "") + sentence
+        end = start + len(sentence)
+        if len(passage) + 1 >= PASSAGE_CHARACTERS:
+            yield passage
+            passage = ""
+    if passage:
+        yield passage
 
 
 def text_of_shards(folder: Path, split: str, max_tokens: int = MAX_TOKENS, own: bool = True) -> Text:

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overnight.config import Data
 from overnight.corpus.clean import clean
 from overnight.corpus.sentences import sentences
-from overnight.corpus.tokenizer import Encoder, load_tokenizer
+from overnight.corpus.tokenizer import SPECIALS, Encoder, build_tokenizer, load_tokenizer
 from overnight.errors import DataError
 from overnight.evaluation import texts
 from overnight.evaluation.texts import sample, text_of_files, text_of_shards
@@ -25,6 +27,39 @@ def test_raw_text_is_cleaned_as_preparation_does_and_equal_passages_count_once(t
     found = text_of_files(Data(paths=[str(tmp_path)]), texts.MAX_TOKENS)
     assert found.passages == [" ".join(sentences(clean(document)))] == ["A title One sentence. And & another one! A paragraph."]
     assert found.characters == len(found.passages[0]) and found.name == str(tmp_path)
+
+
+ANY = st.text(st.sampled_from("aB1. !?\n一二。！」）”かカ.กา।é") | st.characters(codec="utf-8"), max_size=80)
+
+
+@given(text=ANY, longest=st.integers(2, 30))
+def test_passages_are_their_text_with_a_space_for_the_end_of_a_paragraph(text: str, longest: int) -> None:
+    cleaned = clean(text)
+    rest = cleaned.replace("\n\n", " ")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "PASSAGE_CHARACTERS", longest)
+        for passage in texts._passages(cleaned):
+            assert rest.removeprefix(" ").startswith(passage)
+            rest = rest.removeprefix(" ").removeprefix(passage)
+    assert not rest.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "他来了。“你好！”她说。\n\n那本书很好看。他走了。",
+        "彼は来た。「こんにちは。」と言った。\n\nその本は面白い。帰った！",
+        "เขามาแล้ว เธอพูดว่าสวัสดี\n\nหนังสือเล่มนี้ดีมาก",
+        "He came. “Hello!” she said.\n\nThe book is good. He left.",
+    ],
+)
+def test_no_space_is_added_between_sentences_and_the_tokens_are_those_of_the_sentences(text: str) -> None:
+    (passage,) = texts._passages(clean(text))
+    assert passage == text.replace("\n\n", " ")
+    letters = sorted({*passage.lower()} - {" "})
+    tokenizer = build_tokenizer([*SPECIALS, *letters, *(f"##{letter}" for letter in letters)], lowercase=False)
+    parted, whole = (tokenizer.encode(written.lower()).ids for written in (" ".join(sentences(clean(text))), passage))
+    assert whole == parted and tokenizer.token_to_id("[UNK]") not in whole
 
 
 def test_a_large_text_is_sampled_from_all_of_its_parts_and_more_keeps_the_less(tiny_data: Path) -> None:
