@@ -29,9 +29,10 @@ _SOURCE = Path(__file__).with_name("shingles.c")
 _CHARACTER_BASE, _WORD_BASE = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _EMPTY = np.uint32(0xFFFFFFFF)
 _EMPTY_16 = np.uint16(0xFFFF)
-# All characters with a case, and all marks and symbols, are below; Chinese ones, each of which is a word, are also beyond.
+# All characters with a case, and all marks and symbols, are below; Chinese ones are also beyond.
 _FOLDED = 0x20000
-_ALONE = ((0x3000, 0xA000), (0x20000, 0x40000))
+ALONE = ((0x3000, 0xA000), (0x20000, 0x40000))
+"""Where the characters of Chinese and Japanese are, from and to, each of which is a word."""
 
 
 @cache
@@ -148,7 +149,7 @@ def _plain_words(text: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.
     codes = np.frombuffer(text.tobytes().decode().encode("utf-32-le"), np.uint32)
     letters = np.where(codes < _FOLDED, _folded()[np.minimum(codes, _FOLDED - 1)], codes)
     separator = letters == 0
-    alone = np.flatnonzero(np.any([(letters >= first) & (letters < end) for first, end in _ALONE], axis=0))
+    alone = np.flatnonzero(np.any([(letters >= first) & (letters < end) for first, end in ALONE], axis=0))
     cut = np.zeros(len(letters) + 1, bool)
     cut[np.concatenate([offsets, alone, alone + 1])] = True
     begins = ~separator & (cut[:-1] | np.append(True, separator[:-1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData, drawn, in_validation, strata
+from overnight.tasks.words import word_pattern
 
 Answer = str | float | tuple[str, ...]
 # Training rows of word counts at most, drawn by the hash of their texts: a minute's work or so.
@@ -30,7 +30,7 @@ def baselines(task: TaskData, train: Sequence[Example], splits: Sequence[Sequenc
     `largest class` answers always the same (where accuracy is the metric); `word counts` is a regression on the TF-IDF of words and pairs of
     words, for single texts; `shared words`, for pairs, answers by the share of their different words that both texts have: that share
     itself, or which of two classes by the threshold that is right most often on the training rows. `docnames` has a rule of its own, `word
-    overlap`. Without scikit-learn there are no word counts.
+    overlap`. What a word is says :func:`overnight.tasks.words.word_pattern`. Without scikit-learn there are no word counts.
 
     Args:
         task: what is asked.
@@ -75,7 +75,7 @@ def shared_words(examples: Sequence[Example]) -> npt.NDArray[np.float64]:
 
 
 def _share(*texts: str) -> float:
-    a, b = (set(re.findall(r"\w+", text.lower())) for text in texts)
+    a, b = (set(word_pattern().findall(text.lower())) for text in texts)
     return len(a & b) / max(1, len(a | b))
 
 
@@ -107,7 +107,7 @@ def _by_word_counts(task: TaskData, train: Sequence[Example], rows: Sequence[Exa
     outputs = len(task.labels) if len(task.labels) > 2 else 1
     if len(train) > (most := min(_ROWS, _ANSWERS // outputs)):
         train = [train[i] for i in drawn([example.text_a for example in train], most, _DRAW, strata(train))]
-    weigh = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\w+", max_features=_WEIGHTS // outputs)
+    weigh = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=word_pattern().pattern, max_features=_WEIGHTS // outputs)
     try:
         x = weigh.fit_transform([example.text_a for example in train])
     except ValueError:  # no text has a word

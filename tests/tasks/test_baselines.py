@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tracemalloc
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from overnight.tasks import baselines as module
 from overnight.tasks.baselines import baselines, commonest_tags, shared_words
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData
+from overnight.tasks.words import word_pattern
 
 
 def rows(texts: list[tuple[str, str | None]], labels: list[Any]) -> list[Example]:
@@ -92,6 +94,48 @@ def test_many_classes_take_fewer_rows_and_words_but_every_class(
     train = rows([(f"a{i} b{i}", None) for i in range(900)], [str(i % labels) for i in range(900)])
     score(train, train[:10])
     assert shapes[-1] == ((rows_left, min(words_left, 3 * rows_left)), labels)
+
+
+def clauses(count: int, seed: int, letters: str, good: str, bad: str) -> list[Example]:
+    """Return rows without spaces: random letters, and somewhere among them the word that tells the label."""
+    rng = random.Random(seed)
+    labels = [rng.choice(["bad", "good"]) for _ in range(count)]
+    at = [rng.randrange(12) for _ in labels]
+    texts = ["".join(rng.choices(letters, k=12)) for _ in labels]
+    told = [f"{text[:i]}{good if label == 'good' else bad}{text[i:]}" for text, label, i in zip(texts, labels, at, strict=True)]
+    return rows([(text, None) for text in told], labels)
+
+
+@pytest.mark.parametrize(
+    ("letters", "good", "bad"),
+    [("我你他的是在有", "好", "差"), ("かきくけこさし", "よい", "だめ"), ("กขคงจชซ", "ดี", "แย่"), ("ကခဂငစ", "တော", "ဆိုး")],
+)
+def test_words_that_decide_are_found_where_no_spaces_part_them(letters: str, good: str, bad: str) -> None:
+    train, dev = (clauses(count, seed, letters, good, bad) for seed, count in enumerate((200, 100)))
+    assert score(train, dev)["word counts"] == 1.0
+
+
+def test_pairs_without_spaces_share_characters_and_marks_are_part_of_a_word() -> None:
+    pairs = [("我爱你。", "你爱我"), ("ดีมาก", "ดี มาก"), ("हिन्दी में", "में हिन्दी"), ("हिन्दी", "हन्दा"), ("e\u0301te\u0301", "ete")]
+    assert shared_words(rows([*pairs], [0.0] * 5)).tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+LETTERS = st.characters(max_codepoint=0x2FFF, exclude_categories=["Mn", "Mc", "Me", "Cs"]).filter(
+    lambda c: not (0xE00 <= ord(c) < 0xF00 or 0x1000 <= ord(c) < 0x10A0 or 0x1780 <= ord(c) < 0x1800)
+)
+
+
+@given(st.text(st.sampled_from("aZé ’_-.9ж\n") | LETTERS, max_size=60))
+def test_words_of_scripts_with_spaces_are_runs_of_letters_and_digits(text: str) -> None:
+    assert word_pattern().findall(text) == re.findall(r"\w+", text)
+
+
+@given(st.text(st.sampled_from("我你カ゛ー。ดีม่हिन्दीa é\u0301́ｶﾞ葛\U00020000") | st.characters(codec="utf-8"), max_size=40))
+def test_no_letter_is_lost_and_no_character_of_a_script_without_spaces_is_beside_another(text: str) -> None:
+    found = word_pattern().findall(text)
+    assert "".join(c for word in found for c in word if c.isalnum()) == "".join(c for c in text if c.isalnum())
+    assert all(sum(c in "我你カーดม葛\U00020000" for c in word) in (0, 1) for word in found)
+    assert all(word[0].isalnum() or word[0] == "_" for word in found)
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=4).map(" ".join)
