@@ -53,7 +53,7 @@ from overnight.corpus.tasks import (
 from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import vocabulary
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines, whole_files
-from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
+from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary, warn_of_unknown
 from overnight.corpus.work_folder import begin, clear, tidy
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
@@ -200,6 +200,7 @@ def _run(
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
         tokens = make_vocabulary(data, given, folder, chunks, splits, workers, log)
+        warn_of_unknown(chunks, tokens, data.lowercase, log)
         tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
     _tokenize(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, names, shard_tokens, workers, log)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from overnight.config import Data, Run, environment_path
 from overnight.corpus.progress import Progress
 from overnight.corpus.shards import read_table
 from overnight.corpus.tasks import CountTask, count_chunk
-from overnight.corpus.tokenizer import LONGEST_WORD, build_tokenizer, load_tokens, read_tokens, save_tokenizer, train_tokens
+from overnight.corpus.tokenizer import LONGEST_WORD, build_tokenizer, count_words, load_tokens, read_tokens, save_tokenizer, train_tokens
 from overnight.corpus.word_counts import WordCounter, WordCounts
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural, share
@@ -23,6 +23,8 @@ from overnight.machine import release_free_memory
 
 INIT = "init"
 """In a run folder, where the weights and the vocabulary lie that it begins from."""
+# Share of the characters in words that a vocabulary does not know from which on a preparation warns.
+_MANY_UNKNOWN = 0.01
 # Distinct words held while counting, twice those that are trained on; beyond, the rarest go.
 MAX_WORDS = 1_000_000
 # Share of the letters with an accent from on which a text is hardly of a language that does without (English has 0.1 % at most), and how much of a text
@@ -114,14 +116,45 @@ def share_of_accents(chunks: Sequence[Path]) -> float:
         chunks: clean documents.
     """
     letters, marked = 0, 0
+    for character, count in Counter("".join(_samples(chunks))).items():
+        parts = unicodedata.normalize("NFD", character)
+        letters += count * character.isalpha()
+        marked += count * any(unicodedata.category(part) == "Mn" for part in parts)
+    return marked / max(1, letters)
+
+
+def warn_of_unknown(chunks: Sequence[Path], tokens: Sequence[str], lowercase: bool, log: Callable[[str], None]) -> None:
+    """Say how much of a text a vocabulary does not know, by samples of it, where that is much: of [UNK] nothing is learned.
+
+    Args:
+        chunks: clean documents.
+        tokens, lowercase: as in :func:`build_tokenizer`.
+    """
+    words = count_words(_samples(chunks), lowercase)
+    tokenizer, unknown = build_tokenizer(tokens, lowercase), tokens.index("[UNK]")
+    every = sum(len(word) * count for word, count in words.items())
+    lost = [
+        word
+        for word, found in zip(words, tokenizer.encode_batch_fast(list(words), add_special_tokens=False), strict=True)
+        if unknown in found.ids
+    ]
+    length = sum(len(word) * words[word] for word in lost)
+    if length <= _MANY_UNKNOWN * every:
+        return
+    long = sum(len(word) * words[word] for word in lost if len(word) > LONGEST_WORD)
+    why = (
+        f"most of them in words of more than {LONGEST_WORD} characters, which no vocabulary knows: put spaces between the words of Thai, Lao, Khmer and Burmese"
+        if 2 * long > length
+        else "in words with characters that the vocabulary lacks: name one of this language, or none, as data.vocab_file, or raise data.vocab_size"
+    )
+    log(f"warning: {share(length / every)} of the characters of this text are [UNK] to the model, which learns nothing of them, {why}")
+
+
+def _samples(chunks: Sequence[Path]) -> Iterator[str]:
+    """Yield beginnings of documents from all over a text."""
     for path in chunks[:: -(-len(chunks) // _SAMPLES)]:
         text = read_table(path).column("text")
-        samples = (text[row].as_py()[:_SAMPLE] for row in range(min(len(text), _SAMPLE_ROWS)))
-        for character, count in Counter("".join(samples)).items():
-            parts = unicodedata.normalize("NFD", character)
-            letters += count * character.isalpha()
-            marked += count * any(unicodedata.category(part) == "Mn" for part in parts)
-    return marked / max(1, letters)
+        yield from (text[row].as_py()[:_SAMPLE] for row in range(min(len(text), _SAMPLE_ROWS)))
 
 
 def _count_words(

@@ -15,6 +15,7 @@ from overnight.corpus.prepared import Prepared
 from overnight.corpus.settings import different_settings
 from overnight.corpus.shards import Manifest
 from overnight.corpus.statistics import SplitStatistics, Statistics, sample_documents, statistics
+from overnight.corpus.tokenizer import LONGEST_WORD
 from overnight.corpus.validation_split import LEAST_DOCUMENTS, LEAST_TOKENS
 from overnight.display import plural, share, yaml_text
 from overnight.download import manifest as downloads
@@ -245,7 +246,7 @@ def _warnings(prepared: Prepared, found: Statistics) -> Iterator[str]:
         )
     for split, each in found.splits.items():
         if (unknown := _unknown_share(prepared, each)) and unknown > _MANY_UNKNOWN:
-            yield f"{share(unknown)} of the tokens of {split} are [UNK]: the vocabulary does not fit the text (data.vocab_file)."
+            yield f"{share(unknown)} of the tokens of {split} are [UNK]: the vocabulary does not fit the text (data.vocab_file), or there are words of more than {LONGEST_WORD} characters, as in scripts without spaces."
     vocabulary = _vocabulary(prepared, found)
     if not prepared.decoder.is_bytes and vocabulary["unused"] > _MANY_UNUSED * vocabulary["size"]:
         yield f"{share(vocabulary['unused'] / vocabulary['size'])} of the vocabulary never occurs in the training part: a smaller one would do (data.vocab_size)."

@@ -9,6 +9,7 @@ import pytest
 
 from overnight.config import Data
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.tokenizer import SPECIALS
 
 GERMAN = "Der schöne Bär läuft über die Straße und hört die Vögel."
 ENGLISH = (
@@ -28,6 +29,36 @@ def test_a_vocabulary_of_another_size_than_asked_for_is_told(tmp_path: Path, siz
     size_there = len((tmp_path / "out" / "vocab.txt").read_text(encoding="utf-8").splitlines())
     assert [f"{size_there:,} " in line and f" {size:,} " in line for line in lines if said and said in line] == [True] * (said is not None)
     assert any("of data.vocab_size" in line for line in lines) is (said is not None) is (size_there != size)
+
+
+THAI = "".join(f"{number}แมวสีดำนั่งอยู่บนเสื่อและมองนกในสวน" for number in ("หนึ่ง", "สอง", "สาม"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (THAI, "words of more than 100 characters, which no vocabulary knows: put spaces between"),
+        (THAI.replace("น", "น "), None),
+        ("the cat sat on the мат", "words with characters that the vocabulary lacks"),
+        ("the cat sat on the mat", None),
+    ],
+)
+def test_a_text_of_which_the_model_would_not_see_much_is_warned_of(tmp_path: Path, text: str, said: str | None) -> None:
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join([*SPECIALS, *(sign + c for c in sorted({*ENGLISH, *THAI, *"0123456789"} - {" "}) for sign in ("", "##"))])
+    )
+    lines = prepared(
+        tmp_path,
+        text,
+        vocab_file=str(tmp_path / "vocab.txt"),
+        lowercase=False,
+        vocab_size=len((tmp_path / "vocab.txt").read_text().split("\n")),
+    )
+    warnings = [line for line in lines if "are [UNK] to the model" in line]
+    assert [said in line for line in warnings if said] == [True] * (said is not None) and len(warnings) == (said is not None)
+    if said and text is not THAI:
+        # 3 of 17 characters, and the number of each document.
+        assert 13 < float(warnings[0].split(" %")[0].split()[-1]) < 17
 
 
 def prepared(folder: Path, text: str, **settings: Any) -> list[str]:
