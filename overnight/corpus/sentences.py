@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 # Unicode's Sentence_Terminal (PropList.txt of Unicode 14) above ASCII: the stops of Armenian, Arabic, Urdu, Syriac, Devanagari, Burmese, Ethiopic,
-# Khmer and so on, and the full-width ones; and the ellipsis.
+# Khmer and so on, and the full-width ones; and the ellipsis, and the Greek question mark, which NFC makes a semicolon.
 _TERMINALS = (
-    "\u2026\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965\u104a\u104b\u1362\u1367\u1368\u166e\u1735\u1736\u17d4\u17d5\u1803"
+    "\u037e\u2026\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965\u104a\u104b\u1362\u1367\u1368\u166e\u1735\u1736\u17d4\u17d5\u1803"
     "\u1809\u1944\u1945\u1aa8-\u1aab\u1b5a\u1b5b\u1b5e\u1b5f\u1b7d\u1b7e\u1c3b\u1c3c\u1c7e\u1c7f\u203c\u203d\u2047-\u2049\u2e2e\u2e3c\u2e53"
     "\u2e54\u3002\ua4ff\ua60e\ua60f\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\ufe52\ufe56\ufe57"
     "\uff01\uff0e\uff1f\uff61"
@@ -29,10 +29,16 @@ _END_ASCII = re.compile(rf"[.!?](?<![.!?].)[.!?]*+[\"')\]*_]*(?:{_BEFORE_NEXT})"
 # In German “ and « close, where a space follows; in Chinese those below, behind a full-width mark, without one.
 _CHINESE = r"[”’】》〉]"
 _NEEDS_NO_SPACE = rf"(?<=[{_FULL_WIDTH}」』）])|(?<=[{_FULL_WIDTH}]{_CHINESE})|(?<=[{_FULL_WIDTH}]{_CHINESE}{_CHINESE})"
-_AFTER = rf"[{_CLOSING}]*[“«]?(?:{_BEFORE_NEXT}|{_NEEDS_NO_SPACE})"
+# In French a space is before the one that closes; what opens has none after it.
+_SPACED_CLOSING = r" [»›](?![^ .,;:!?…)])"
+_AFTER = rf"[{_CLOSING}]*[“«]?(?:{_SPACED_CLOSING})*+(?:{_BEFORE_NEXT}|{_NEEDS_NO_SPACE})"
 _END, _END_RARE = (
     re.compile(f"{mark}(?<!{mark}.){mark}*{_AFTER}") for mark in (f"[.!?{_TERMINALS}]", f"[.!?{_TERMINALS}{_RARE_TERMINALS}]")
 )
+_GREEK = "\u0370-\u03ff\u1f00-\u1fff"
+_GREEK_QUESTION = re.compile(rf";(?<=[{_GREEK}];)(?=[{_CLOSING}]* \W{{0,3}}[{_GREEK}])")
+# A point between digits, and a quotation with the particle that makes it a part of its sentence, but not with a word that begins as that does.
+_JAPANESE_WITHIN = re.compile(r"(?<=\d)．\d|[」』”’）] ?(?:って|と(?!ころ|にかく|りあえず|ても|きどき|うとう|もかく))")
 _RARE = re.compile("[\U00010a00-\U0001ffff]")
 _BEFORE_FIRST = " \"'“‘„«([*_-—–¿¡`"
 # Unicode calls the letters of Georgian small, since it has capitals for headlines; no sentence begins with one.
@@ -133,7 +139,7 @@ def sentences(text: str) -> list[str]:
     A sentence ends at `.`, `!`, `?`, `…` or another sentence terminal of Unicode before a space and something that is not lower case, but not after a
     title, an initial, an abbreviation of one letter ("z. B.") or with dots in it, a German ordinal, nor after `No.` and its like before a number. It
     also ends at a full stop between a word of five letters or more and a small letter, and after an initial or "U.S." before `The` and its like. A
-    paragraph always ends one.
+    paragraph always ends one. A semicolon between Greek words is their question mark.
 
     Args:
         text: what :func:`overnight.corpus.clean.clean` returned.
@@ -141,13 +147,16 @@ def sentences(text: str) -> list[str]:
     found: list[str] = []
     for paragraph in text.split("\n\n"):
         start = 0
-        pattern = _END_ASCII if paragraph.isascii() else _END_RARE if _RARE.search(paragraph) else _END
-        for match in pattern.finditer(paragraph):
+        marked, pattern = paragraph, _END_ASCII
+        if not paragraph.isascii():
+            marked = _GREEK_QUESTION.sub("\u037e", paragraph)
+            pattern = _END_RARE if _RARE.search(paragraph) else _END
+        for match in pattern.finditer(marked):
             stop, end = match.span()
             # Most ends in few steps: a word longer than nearly all abbreviations, the mark, a capital.
             tail = paragraph[stop - 5 : stop] if stop > 4 else ""
             plain = tail.isalpha() and paragraph[end + 1 : end + 2].isupper() and tail.lower() not in _LONG_ABBREVIATIONS
-            if plain or _ends_sentence(paragraph, start, stop, end):
+            if plain or _ends_sentence(marked, start, stop, end):
                 found.append(paragraph[start:end])
                 start = end + 1 if paragraph[end : end + 1] == " " else end
         if start < len(paragraph):
@@ -155,13 +164,14 @@ def sentences(text: str) -> list[str]:
     return found
 
 
-_TERMINAL = re.compile(f"[.!?{_TERMINALS}{_RARE_TERMINALS}]")
+_TERMINAL = re.compile(f"[.!?{_TERMINALS}{_RARE_TERMINALS}]|;(?<=[{_GREEK}];)")
 _CLOSING_QUOTES = ('"', "'", "”", "’", "»", "“", "」", "』")
 
 
 def ends_like_a_sentence(line: str) -> bool:
     """Return whether a line ends with a mark that ends sentences, within brackets or not, or with a closing quotation mark."""
-    return line.endswith(_CLOSING_QUOTES) or _TERMINAL.match(line.rstrip("\"'”’)]»*_」』） ")[-1:]) is not None
+    stripped = line.rstrip("\"'”’)]»*_」』） ")
+    return line.endswith(_CLOSING_QUOTES) or _TERMINAL.match(stripped, len(stripped) - 1) is not None
 
 
 def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
@@ -171,6 +181,8 @@ def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
         return False
     if following.islower() and not _GEORGIAN[0] <= following <= _GEORGIAN[1]:
         return text[end + 1 : end + 2] == following and _ends_before_small(text, start, stop, end)
+    if text[end - 1] in "．」』”’）" and _JAPANESE_WITHIN.match(text, end - 1):
+        return False
     # Only a single full stop can belong to an abbreviation; a closing quote after it ends the sentence anyway.
     if end - stop != 1 or text[stop] != ".":
         return True

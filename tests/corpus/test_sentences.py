@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.corpus.clean import clean
-from overnight.corpus.sentences import sentences
+from overnight.corpus.sentences import ends_like_a_sentence, sentences
 
 # Each sentence of a paragraph with its end, `|` between sentences.
 PARAGRAPHS = [
@@ -33,7 +33,7 @@ PARAGRAPHS = [
     "Im 20. Jahrhundert war das so.|Er wurde am 21. Oktober geboren.|Dann ging er.",
     "Siehe Abb. 3 und Nr. 5.|Sie zahlten ca. 5 Mio. Euro.|Das war viel.",
     "Er kam bzw. Anna kam.|Frl. Meier lebte 44 v. Chr. nicht.|Er hatte 12.|Dann ging er.",
-    "„Kommst du?“|Er nickte.|»Ja.«|Sie ging.",
+    "„Kommst du?“|Er nickte.|»Ja.«|Sie ging.|»Nein.«|Er kam.",
     # Russian
     "Он жил в г. Москва.|Это было в 1945 г.|Потом он уехал.",
     "Ул. Ленина длинная.|См. рис. 5 ниже.|Это я.|Он ушёл.",
@@ -42,9 +42,13 @@ PARAGRAPHS = [
     # French
     "M. Dupont et Mme. Curie sont là.|Voir p. ex. Paris.|Il y en a.|Mlle. Anne dort.",
     "Il y a.|Elle va.|Où est-il ?|Ici.",
+    "Il a dit « Oui. »|Puis il est parti.|« Non ! »|« “Si.” »|Elle dit « Non. », puis « Si. ».|Il part.|« Vient-il ? » dit-elle.|« Il viendra. » dit-il.",
     # Spanish
     "El Sr. López y la Sra. Díaz viven en EE. UU.|¿Cómo está Ud. hoy?|¡Bien!",
     "Véase la pág. 5.|La Dra. Ruiz lo dijo.|Es así.",
+    # Greek, whose question mark is the semicolon
+    "Πού πας;|Έρχομαι.|«Γιατί;»|— Ποιος είναι;|— Εγώ, και ποιος; εγώ.",
+    "In it α; β and γ; The rest; Then x.",
     # Other scripts
     "كيف حالك؟|أنا بخير.|شكرا.",
     "یہ ایک جملہ ہے۔|یہ دوسرا ہے۔|کیا یہ؟|ہاں۔",
@@ -66,6 +70,8 @@ WIDE = [
     "「行け。」|彼は言った。",
     "全角．|半角｡|次",
     "他说：“你好。”|我走了。|“他问：‘为什么？’”|没人回答。",
+    "３．５倍です。|第3．5節．|次",
+    "「もう行く。」と彼は言った。|「え？」って聞いた。|『行け！』という。|「行け。」|ところが彼は来た。|（本当だ。）と思った。",
     "【注意！】|他看了《Who?》和《红楼梦》……然后走了。|好。",
 ]
 
@@ -80,15 +86,24 @@ def test_wide_terminals_need_no_space(text: str) -> None:
     assert sentences(text.replace("|", "")) == text.split("|")
 
 
-@given(st.text(alphabet='aB.!?…"”) 。؟۔।1г\n'))
+@given(st.text(alphabet='aB.!?…"”) 。؟۔।1г»;Πσ」と．\n'))
 def test_sentences_lose_and_add_nothing(raw: str) -> None:
     cleaned = clean(raw)
     assert "".join(sentences(cleaned)).replace(" ", "") == cleaned.replace(" ", "").replace("\n", "")
     assert all(sentence and "\n" not in sentence for sentence in sentences(cleaned))
 
 
-@pytest.mark.parametrize("marks", [".", "?!", ".)", "。", "。.", "。\u201d", "。》", "…\u201c", "\U00011047", ". "])
+@pytest.mark.parametrize(
+    "marks", [".", "?!", ".)", "。", "。.", "。\u201d", "。》", "…\u201c", "\U00011047", ". ", " »", ". »", "α;", "α;»", "．１", "。」と"]
+)
 def test_a_run_of_marks_is_split_in_linear_time(marks: str) -> None:
     """Each text is 500 kB: the square of its marks would be an hour."""
     text = "Contents" + marks * (500_000 // len(marks)) + "x"
     assert "".join(sentences(text)).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "ends"), [("Πού πας;", True), ("«Πού πας;»", True), ("Πού πας\u037e", True), ("one;", False), (";", False), ("", False)]
+)
+def test_a_greek_question_ends_like_a_sentence(line: str, ends: bool) -> None:
+    assert ends_like_a_sentence(line) is ends
