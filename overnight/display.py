@@ -7,11 +7,13 @@ import json
 import re
 import shutil
 import textwrap
+import unicodedata
 from collections.abc import Mapping
 from typing import TextIO
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that a terminal obeys, but for tabs and line ends."""
+_JOINERS = "\u200c\u200d"
 _SHARES = ("accuracy", "f1", "exact_match", "precision", "recall")
 # Shown times 100, as GLUE does, but no per cent.
 _CORRELATIONS = ("mcc", "pearson", "spearman")
@@ -101,8 +103,13 @@ def plural(count: int, noun: str, many: str = "") -> str:
 
 
 def visible(text: str) -> str:
-    """Return a text of others as a terminal may have it: a replacement character for each that it would obey, or not show."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+    """Return a text of others as a terminal may have it: a replacement character for each that it would obey, or not show.
+
+    Any space is a plain one, and what joins and parts letters, as in Persian and emoji, stays. A soft hyphen, which not all terminals show, is left out.
+    """
+    return "".join(
+        c if c.isprintable() or c in _JOINERS else " " if unicodedata.category(c) == "Zs" else "\ufffd" for c in text.replace("\u00ad", "")
+    )
 
 
 def yaml_text(value: object) -> str:

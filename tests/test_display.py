@@ -126,6 +126,24 @@ def test_only_a_terminal_has_its_lines_broken(monkeypatch: pytest.MonkeyPatch) -
     assert for_stream(text, Terminal()) == "one line of seven words and\n  more that a pipe gets whole"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Où\u00a0? «\u202foui\u202f»", "Où ? « oui »"),
+        ("東京\u3000大阪", "東京 大阪"),
+        ("می\u200cخواهم क्\u200dष 👩\u200d💻", "می\u200cخواهم क्\u200dष 👩\u200d💻"),
+        ("Donau\u00addampf", "Donaudampf"),
+    ],
+)
+def test_ordinary_text_of_any_language_is_shown(text: str, shown: str) -> None:
+    assert display.visible(text) == shown
+
+
+@given(st.text(st.sampled_from("\x1b\x07\n\t\x85\u200e\u202e\u2066\u2028\ufeff\ud800\ue000\U000e0001")))
+def test_what_steers_a_terminal_or_is_not_shown_is_replaced(text: str) -> None:
+    assert display.visible(f"a{text}é") == "a" + "\ufffd" * len(text) + "é"
+
+
 def test_no_text_of_others_steers_a_terminal() -> None:
     steering = "a\x1b[31m\x07 b\tc\n"
     assert for_stream(steering, Terminal()) == "a\ufffd[31m\ufffd b\tc\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from overnight.errors import DataError
 from overnight.report.page import write_report
@@ -49,6 +50,12 @@ def test_the_report_has_the_counts_of_several_classes(tmp_path: Path) -> None:
 def test_the_names_of_classes_do_not_command_the_terminal(part: dict[str, Any]) -> None:
     shown = "\n".join(found_errors({"labels": ["a\x1b[2J", "b\nc\u202e"], "worst": [], **part}, ""))
     assert "a\ufffd[2J" in shown and "b\ufffdc\ufffd" in shown and not {"\x1b", "\u202e"} & set(shown)
+
+
+def test_labels_with_other_spaces_and_joiners_keep_their_columns() -> None:
+    lines = found_errors({"labels": ["東\u3000京", "می\u200cخ"], "worst": [], "confusion": [[1, 2], [3, 4]]}, "")[-1].splitlines()
+    assert lines[1].split() == ["東", "京", "1", "2"] and lines[2].split() == ["می\u200cخ", "3", "4"]
+    assert len({cell_len(line) for line in lines}) == 1
 
 
 def test_a_task_without_errors_has_no_lines_and_rows_are_said_as_their_kind_is(tmp_path: Path) -> None:
