@@ -16,6 +16,8 @@ _BLOCK = 1 << 20
 # Bytes by which UTF-16 and UTF-32 are told, and their marks, the longer ones first, since one begins as a shorter one does.
 _HEAD = 4096
 _MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# What begins a run of Japanese in ISO-2022-JP, which is ASCII as bytes.
+_JAPANESE = re.compile(rb"\x1b\$[@B]")
 # YAML opens with a key, after comments if any, so that a rule above prose opens none. Its other lines are keys, items, comments, blank, or continue with
 # what is above.
 _KEY = r"""["']?[\w.-]{1,60}["']?[ \t]{0,9}:(?:[ \t\r]|$)"""
@@ -184,6 +186,9 @@ def _decoded(file: OpenFile, content: bytes, offset: int, whole: bool = True) ->
     # English in UTF-16 without its mark is UTF-8, too.
     if not offset and 3 * content.count(0, 0, _HEAD) > len(content[:_HEAD]):
         raise DataError(f"{file.name}: every second byte or so is 0; {_how_to_convert(content)}")
+    if b"\x1b" in content and (found := _JAPANESE.search(content)):
+        how = "convert it, as `iconv -f ISO-2022-JP -t UTF-8 FILE` does"
+        raise DataError(f"{file.name}: byte {offset + found.start()} (0x1b) begins Japanese; it looks like ISO-2022-JP; {how}")
     if "\ufffd" in text:
         file.source.replaced += text.count("\ufffd") - content.count("\ufffd".encode())
     return text

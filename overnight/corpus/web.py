@@ -115,13 +115,20 @@ def decoded(content: bytes, charset: str = "") -> str:
             text = content.decode(known, "replace")
             if text.count("\ufffd") <= len(text) * _MAX_REPLACED:
                 return text
+    if content.isascii() and b"\x1b$B" in content:  # begins Japanese
+        return content.decode("iso2022_jp", "replace")
     text = content.decode("utf-8", "replace")
     replaced = text.count("\ufffd")
     # Few apostrophes of Windows-1252 are few errors of UTF-8; but where it is UTF-8, more characters than errors are not of ASCII.
     if not replaced or (replaced <= len(text) * _MAX_REPLACED and sum(not c.isascii() for c in text) > 2 * replaced):
         return text
     found = detect_encoding(content)
-    return content.decode(found if found and found != "utf-8" else "windows-1252", "replace")
+    if found and found != "utf-8":
+        return content.decode(found, "replace")
+    try:
+        return content.decode("euc_kr")  # not detected; text of another encoding hardly has all that is not ASCII in its pairs
+    except UnicodeDecodeError:
+        return content.decode("windows-1252", "replace")
 
 
 def _check_extra() -> None:

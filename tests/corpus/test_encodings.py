@@ -1,4 +1,4 @@
-"""Text that is not UTF-8 is refused by the place of its first bad byte, or replaced, and UTF-16 and UTF-32 are told with the command that converts it."""
+"""Text that is not UTF-8 is refused by the place of its first bad byte, or replaced, and UTF-16, UTF-32 and ISO-2022-JP are told with the command that converts it."""
 
 from __future__ import annotations
 
@@ -42,3 +42,21 @@ def test_utf16_and_utf32_without_their_mark_are_guessed(tmp_path: Path, kind: st
 def test_a_text_with_a_few_zeros_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\0 one \0 two \0\n")
     assert "one" in read(tmp_path)[0][0].text
+
+
+@pytest.mark.parametrize("kind", ["file", "paragraph", "line"])
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+@pytest.mark.parametrize("begin", [b"\x1b$B", b"\x1b$@"])
+def test_iso_2022_jp_is_guessed(tmp_path: Path, kind: str, errors: str, begin: bytes) -> None:
+    text = "hello\n日本語の文。\n".encode("iso2022_jp").replace(b"\x1b$B", begin)
+    (tmp_path / "a.txt").write_bytes(text)
+    with pytest.raises(
+        DataError,
+        match=r"a\.txt: byte 6 \(0x1b\) begins Japanese; it looks like ISO-2022-JP; .* `iconv -f ISO-2022-JP -t UTF-8 FILE` does$",
+    ):
+        read(tmp_path, documents=kind, encoding_errors=errors)
+
+
+def test_a_text_with_the_colors_of_a_terminal_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\x1b[31mred\x1b(B\x1b[m plain $B\n")
+    assert "plain $B" in read(tmp_path)[0][0].text

@@ -84,6 +84,13 @@ def test_the_encoding_is_that_of_the_mark_the_server_the_page_or_its_bytes(chars
 
 
 @pytest.mark.usefixtures("resiliparse")
+@pytest.mark.parametrize(("encoding", "sentence"), [("euc_kr", "모든 국민은 신체의 자유를 가진다. "), ("iso2022_jp", "日本語の文。")])
+def test_a_korean_or_japanese_page_that_names_no_encoding_is_read(encoding: str, sentence: str) -> None:
+    text = f"<html><p>{sentence * 20}</p></html>"
+    assert web.decoded(text.encode(encoding)) == text
+
+
+@pytest.mark.usefixtures("resiliparse")
 def test_one_bad_byte_does_not_make_a_page_another_encoding() -> None:
     found = web.decoded(page().replace(b"</body>", b"<p>" + "ö".encode() * 2000 + b"\xff</p></body>"), "utf-8")
     assert "Grüße" in found and found.count("\ufffd") == 1
