@@ -280,7 +280,7 @@ async def _body(request: Request, limits: Limits, allowed: tuple[str, ...]) -> d
     if len(content) > limits.body_bytes:
         raise too_large
     try:
-        text = content.decode()
+        text = content.decode().removeprefix("\ufeff")  # which some clients on Windows put first
         fields = parse_json(text, _STRICT)
     except UnicodeDecodeError as error:
         raise _Refused(400, f"the body is not UTF-8 (byte {error.start})") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import gc
 import json
 import re
@@ -162,6 +163,13 @@ def test_on_every_address_of_loopback_only_local_names_are_answered(bound: str, 
     assert asyncio.run(status("evil.example")) == asyncio.run(status("evil.example:8000")) == (400 if local else 200)
     own = f"[{bound}]:8000" if ":" in bound else f"{bound}:8000"
     assert [asyncio.run(status(name)) for name in (own, "localhost:8000", "127.0.0.1", "[::1]:8000")] == [200] * 4
+
+
+def test_a_body_may_begin_with_a_byte_order_mark(port: int) -> None:
+    body = b'{"texts": ["an integer"]}'
+    assert ask(port, "/predict", codecs.BOM_UTF8 + body) == ask(port, "/predict", body)
+    assert ask(port, "/predict", codecs.BOM_UTF8 + body)[0] == 200
+    assert ask(port, "/predict", codecs.BOM_UTF8 + b"\xff") == (400, {"error": "the body is not UTF-8 (byte 3)"})
 
 
 def test_the_requests_of_the_documentation_are_answered(port: int) -> None:
