@@ -43,8 +43,8 @@ from overnight.machine import release_free_memory
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import file_digest, read_json, sealed
 
-CLEANING = 6
-"""Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup`, :mod:`wikitext` and :mod:`bytes`."""
+CLEANING = 7
+"""Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`personal`, :mod:`sentences`, :mod:`markup`, :mod:`wikitext` and :mod:`bytes`."""
 
 
 @dataclass(frozen=True)
