@@ -33,8 +33,6 @@ def said_once() -> Iterator[None]:
 
 def load(options: argparse.Namespace, overrides: list[str]) -> Run:
     """Return the run that the recipe and the overrides describe; print what `--help` or `--print-config` asks for instead, and end."""
-    import dataclasses
-
     from overnight import config
     from overnight.config.validate import refuse_int8, refuse_sharded_muon
 
@@ -64,11 +62,9 @@ def load(options: argparse.Namespace, overrides: list[str]) -> Run:
 
             return completed_recipe(tree, None if elsewhere else folder, writes)
 
-        run = config.load_run(str(folder / "run.yaml") if own else options.recipe, overrides, completed)
+        run = config.load_run(str(folder / "run.yaml") if own else options.recipe, overrides, completed, None if elsewhere else folder)
         refuse_int8(run)
         refuse_sharded_muon(run)
-    if own and not any(override.startswith("out=") for override in overrides):
-        run = dataclasses.replace(run, out=str(folder))
     if options.print_config:
         print(config.run_yaml(run), end="")
         raise SystemExit(0)

@@ -21,6 +21,7 @@ from overnight.config.load import (
 from overnight.config.machine import Stability
 from overnight.config.optimizers import OPTIMIZERS, AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim, Scaling, Schedule
 from overnight.config.phases import BatchWarmup, BertPhase, BytePhase, Phase
+from overnight.config.precision import without_auto
 from overnight.config.schema import (
     MODELS,
     BertConfig,
@@ -88,4 +89,5 @@ __all__ = [
     "stored_run",
     "task_folder",
     "to_tree",
+    "without_auto",
 ]

@@ -6,7 +6,6 @@ The value's dataclasses are those of :mod:`overnight.config.schema`; pydantic re
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import os
@@ -19,6 +18,7 @@ from typing import Any, get_args, get_origin
 from overnight.config.continued import continued, continued_problems, without_continued
 from overnight.config.fields import MACHINE, hints
 from overnight.config.open_sizes import given_sizes, without_sizes
+from overnight.config.precision import begun_precision, without_auto
 from overnight.config.reading import member, read_section
 from overnight.config.schema import RUNS, Run
 from overnight.config.validate import validate_run
@@ -33,13 +33,19 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_run(recipe: str, overrides: Sequence[str] = (), completed: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> Run:
+def load_run(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    completed: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    folder: Path | None = None,
+) -> Run:
     """The run that a recipe and dotted overrides describe.
 
     Args:
         recipe: a shipped recipe's name or a YAML file.
         overrides: `phases.long.optim.lr=4e-3` and the like; values are YAML, but those of keys that are text, or lists of it, are taken as they stand, `null` alone excepted.
         completed: fills in what a recipe with an `init` leaves out.
+        folder: where its run folder is now, whatever the recipe says.
 
     Raises:
         ConfigError: naming every wrong key, its value and what is allowed.
@@ -47,23 +53,17 @@ def load_run(recipe: str, overrides: Sequence[str] = (), completed: Callable[[di
     tree = read_recipe(recipe, overrides)
     if completed is not None and tree.get("init"):
         tree = completed(tree)
+    if folder is not None:
+        tree["out"] = str(folder)
     try:
         run = build_run(tree)
-        return (
-            build_run(tree | {"precision": begun}) if tree.get("precision") == "auto" and (begun := _begun_precision(run.run_dir)) else run
-        )
+        begun = begun_precision(run.run_dir) if tree.get("precision") == "auto" else ""
+        return build_run(tree | {"precision": begun}) if begun else run
     except ConfigError as error:
         if Path(recipe).name != "run.yaml":
             raise
         # Of a run folder: nobody has just written this recipe.
         raise ConfigError(f"{error}\n(as {recipe}{' and the command line say' if overrides else ' says'})") from None
-
-
-def _begun_precision(folder: Path) -> str:
-    """Return the precision in which the run of a folder began; empty where none did, or its settings cannot be read, which is said where they are needed."""
-    with contextlib.suppress(ConfigError):
-        return str(read_yaml(folder / "run.yaml", "", ConfigError)[0].get("precision", "")) if (folder / "run.yaml").is_file() else ""
-    return ""
 
 
 def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -189,6 +189,8 @@ def meant(source: str) -> str:
 def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     """Return the run of a run folder, or the settings of an exported byte model, found at the place where it is now.
 
+    It has a precision, which `precision=auto` leaves as it is.
+
     Raises:
         ConfigError: when the folder is neither, or an override is wrong.
     """
@@ -201,17 +203,19 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     if is_huggingface(folder):
         raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
     # The vocabulary lies with the prepared data; the file that it was taken from may be gone, or be named by a variable.
-    return dataclasses.replace(load_run(str(path), ["data.vocab_file=", *overrides]), out=str(folder))
+    return load_run(str(path), ["data.vocab_file=", *without_auto(overrides)], folder=folder)
 
 
 def machine_run(overrides: Sequence[str]) -> Run:
     """Return a run of no recipe, which says only what dotted overrides do of the machine and the data: for a model of others.
 
+    It is computed in fp32 where they name no precision, and by `precision=auto`.
+
     Raises:
         ConfigError: naming every wrong key, its value and what is allowed.
     """
     tree: dict[str, Any] = {"name": "none", "phases": {"none": {"steps": 1, "global_batch_size": 1}}}
-    for override in overrides:
+    for override in without_auto(overrides):
         _override(tree, override)
     return build_run(tree)
 

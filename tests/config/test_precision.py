@@ -9,6 +9,9 @@ import pytest
 
 from overnight import config, machine
 from overnight.checkpoint.run_identity import claim_folder
+from overnight.errors import ConfigError
+
+ALLOWED = "auto, fp32, tf32, bf16, fp16, fp8, int8"
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,26 @@ def test_a_run_keeps_what_it_began_with_on_another_machine(tmp_path: Path, monke
     # A damaged file is told of where it is needed.
     (tmp_path / "run" / "run.yaml").write_text("precision: [")
     assert config.load_run("demo", overrides).precision == "fp32"
+
+
+@pytest.mark.parametrize(("line", "found"), [("precision: null", "None"), ("precision: 12", "12"), ("precision: foo", "'foo'")])
+def test_a_run_folder_whose_precision_is_none_is_named(line: str, found: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"{line}\n")
+    with pytest.raises(ConfigError) as refused:
+        config.load_run("demo", [f"out={tmp_path}"])
+    assert str(refused.value) == f"{tmp_path / 'run.yaml'}: precision = {found}: must be one of {ALLOWED}; correct it, or put it back"
+
+
+def test_of_what_is_trained_auto_says_nothing_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overnight.config.load.usual_precision", lambda device: "fp32")
+    claim_folder(begun := config.load_run("demo", [f"out={tmp_path / 'run'}", "precision=bf16"]))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    claim_folder(config.load_run("demo", [f"out={tmp_path / 'run'}", "precision=fp16"]))  # another one, where it was
+    moved = dataclasses.replace(begun, out=str(tmp_path / "moved"))
+    assert config.stored_run(tmp_path / "moved", ["precision=auto"]) == config.stored_run(tmp_path / "moved") == moved
+    assert config.load_run(str(tmp_path / "moved" / "run.yaml"), ["precision=auto"], folder=tmp_path / "moved") == moved
+    # Nor of a model of others, or of a byte model that was exported.
+    monkeypatch.setattr("overnight.config.load.usual_precision", lambda device: "bf16")
+    assert config.machine_run(["precision=auto"]) == config.machine_run([])
+    (tmp_path / "config.json").write_text('{"name": "exported", "phases": {"only": {"steps": 1, "global_batch_size": 1}}}')
+    assert config.stored_run(tmp_path, ["precision=auto"]) == config.stored_run(tmp_path)
