@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 from overnight.cli.recipe_commands import Add
-from overnight.cli.task_keys import KeysHelp, add_source, open_run, open_task
+from overnight.cli.task_keys import KeysHelp, add_source, open_task, open_to_answer
 from overnight.config.schema import ByteRun, LinearProbe
 from overnight.display import for_stream, plural, unsteered, width_of
 from overnight.errors import ConfigError, DataError
@@ -49,7 +49,7 @@ def _add_extract_features(add: Add) -> None:
 
 
 def _extract_features(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = open_run(options, overrides, ByteRun)
+    run = open_to_answer(options, overrides, ByteRun)
     from overnight.byte_lm.features import extract_features, features_file, read_texts, write_features
     from overnight.corpus.bytes import document_bytes
     from overnight.interop.byte_models import ready_model
@@ -78,7 +78,7 @@ def _add_heatmap(add: Add) -> None:
 
 
 def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = open_run(options, overrides, ByteRun)
+    run = open_to_answer(options, overrides, ByteRun)
     from overnight.byte_lm.features import read_texts
     from overnight.byte_lm.heatmap import chosen_unit, unit_values
     from overnight.interop.byte_models import ready_model
@@ -109,7 +109,7 @@ def _add_generate(add: Add) -> None:
 def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
     if (options.unit is None) != (options.value is None):
         raise ConfigError("--unit and --value belong together: which unit, and at what it is held")
-    run = open_run(options, overrides, ByteRun)
+    run = open_to_answer(options, overrides, ByteRun)
     from overnight.byte_lm.generate import generate
     from overnight.byte_lm.heatmap import chosen_unit
     from overnight.interop.byte_models import ready_model

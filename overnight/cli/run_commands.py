@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from overnight.cli.evaluate_command import add_evaluate
 from overnight.cli.glue_commands import add_submission, finetune_all
 from overnight.cli.recipe_commands import Add, said_once
-from overnight.cli.task_keys import SOURCES, KeysHelp, add_source, check_keys, next_commands, open_run, open_task
+from overnight.cli.task_keys import SOURCES, KeysHelp, add_source, check_keys, next_commands, open_run, open_task, open_to_answer
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
 from overnight.display import for_stream, plural, width_of
 from overnight.errors import ConfigError, DataError
@@ -75,7 +75,7 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
 
     to = check_output(options.to)
     model = _task_of_others(options, overrides)
-    run = None if model else open_run(options, overrides, Run)
+    run = None if model else open_to_answer(options, overrides, Run)
     from overnight.finetune.predict import answer_file, load_trained, write_question_files
 
     if isinstance(run, BertRun):

@@ -110,6 +110,14 @@ def open_run(options: argparse.Namespace, overrides: Sequence[str], kind: type[A
     return run
 
 
+def open_to_answer(options: argparse.Namespace, overrides: Sequence[str], kind: type[AnyRun]) -> AnyRun:
+    """Return the run of :func:`open_run` in the precision in which it answers, as `overnight.load` has it."""
+    run = open_run(options, overrides, kind)
+    from overnight.engine.precision import to_answer
+
+    return to_answer(run, overrides)
+
+
 def _run_folder(source: str, kind: type[Run]) -> str:
     """Return the run folder that a text names; a checkpoint of others is imported as one."""
     path = Path(source)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import nn
 
+from overnight.config import Run, without_auto
+from overnight.distributed.world import device_of
 from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError
 from overnight.machine import has_bf16
@@ -23,6 +27,7 @@ DTYPES = {
 }
 """Type of activations and matrix products; tf32 differs from fp32 only in how a GPU multiplies, fp8 and int8 from bf16 in the matrix products of the layers."""
 
+AnyRun = TypeVar("AnyRun", bound=Run)
 INITIAL_SCALE, FLOOR, CEILING = 2.0**16, 1.0, 2.0**40
 WINDOW = 1000
 """Clean steps after which the scale doubles."""
@@ -101,6 +106,20 @@ def multiplies_in_8_bits(device: torch.device) -> bool:
 def emulates_bf16(device: torch.device) -> bool:
     """Return whether a device computes bf16 by means of fp32, and slower than that; of a GPU torch calls it supported there, too (`torch.cuda.is_bf16_supported`)."""
     return torch.cuda.get_device_capability(device) < (8, 0) if device.type == "cuda" else not has_bf16()
+
+
+def to_answer(run: AnyRun, overrides: Sequence[str]) -> AnyRun:
+    """Return a trained run in the precision in which it answers: its own, but fp32 where its device emulates bf16, unless an override names one.
+
+    There fp32 is faster, and nearer to the weights.
+
+    Args:
+        run: with the overrides.
+        overrides: `key=value`, as the command line has them.
+    """
+    asked = any(override.startswith("precision=") for override in without_auto(overrides))
+    emulated = DTYPES[run.precision] == torch.bfloat16 and emulates_bf16(device_of(run))
+    return replace(run, precision="fp32") if emulated and not asked else run
 
 
 def set_matmul_precision(precision: str, device: torch.device) -> None:

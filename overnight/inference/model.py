@@ -20,8 +20,7 @@ from overnight.checkpoint.initial import Initial
 from overnight.checkpoint.task_folder import folders_of_tasks
 from overnight.config import BertRun, is_huggingface, machine_run, meant, refuse_untrained, stored_run, task_folder
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
-from overnight.distributed.world import device_of
-from overnight.engine.precision import DTYPES, emulates_bf16
+from overnight.engine.precision import DTYPES, to_answer
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import blank_model
 from overnight.errors import ConfigError, DataError
@@ -52,7 +51,7 @@ def load(
         path: a run folder, a fine-tuned task in it (`RUN/finetune/TASK`), a folder of Hugging Face, with the head of a task or
             without, or another checkpoint that `--from` of the command line takes.
         task: a fine-tuned task of a run folder; empty is the pretrained model.
-        precision: `fp32`, `bf16` and the like; by default that of the run, or fp32.
+        precision: `fp32`, `bf16` and the like; by default, and by `auto`, that of the run (fp32 where that is bf16 or fp8 and this device emulates bf16), or fp32.
         device: `cpu`, `cuda`; by default that of the run, or the GPU where there is one.
         threads: of the CPU; by default as of the run, or torch's own.
 
@@ -79,8 +78,7 @@ def open_model(source: str, task: str, overrides: Sequence[str], reads: str = ""
         run = stored_run(path, overrides)
         if not isinstance(run, BertRun):
             raise ConfigError(f"{path}: model.kind = {run.model.kind!r}: is of bytes; name a run of BERT or ModernBERT")
-        if run.precision == "bf16" and emulates_bf16(device_of(run)) and not any(each.startswith("precision=") for each in overrides):
-            run = dataclasses.replace(run, precision="fp32")  # which is faster there, and nearer to the weights
+        run = to_answer(run, overrides)
         # An encoder of others may lack the heads of pretraining.
         if task or not (path / "imported.json").is_file():
             return Model(load_trained(run, task or "mask"), source, task, _tasks(path))

@@ -19,6 +19,7 @@ from overnight.byte_lm.features import extract_features
 from overnight.checkpoint.reader import TrainingProgress, newest_checkpoint, read_checkpoint
 from overnight.checkpoint.writer import CheckpointWriter, write_checkpoint
 from overnight.corpus.bytes import document_bytes
+from overnight.errors import DataError
 from overnight.interop.byte_models import load_byte_model
 from overnight.models.bytes import ByteModel, byte_model
 from tests.cli.test_main import call
@@ -111,6 +112,37 @@ def test_featurise_writes_what_the_function_gives_in_the_precision_asked(run_fol
     half = np.load(tmp_path / "b.npy")
     assert not np.array_equal(half, wanted)
     assert np.abs(half - wanted).mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["extract-features", "--input", "texts.txt", "--to", "features.npy"],
+        ["heatmap", "--unit=0", "--input", "texts.txt", "--to", "page.html"],
+        ["generate"],
+        ["predict", "mine"],
+    ],
+)
+def test_a_byte_model_of_bf16_answers_in_fp32_where_the_processor_would_emulate_it(
+    command: list[str], run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = run_folder / "run.yaml"
+    settings.write_text(settings.read_text().replace("precision: fp32", "precision: bf16"))
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("a film\n")
+    answering: list[str] = []
+
+    def answer(run: config.Run, *_: object, **__: object) -> None:
+        answering.append(run.precision)
+        raise DataError("seen")
+
+    monkeypatch.setattr("overnight.interop.byte_models.ready_model", answer)
+    monkeypatch.setattr("overnight.byte_lm.classify.classify_file", answer)
+    for has in (False, True):
+        monkeypatch.setattr("overnight.engine.precision.has_bf16", lambda has=has: has)
+        for asked in ([], ["--precision=auto"], ["--precision=bf16"]):
+            assert call(*command, "--from", run_folder, *asked) == 1
+    assert answering == ["fp32", "fp32", "bf16", "bf16", "bf16", "bf16"]
 
 
 def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,15 +303,6 @@ def test_a_mark_in_a_text_is_text_whatever_was_asked_before(trained_run: BertRun
     assert model.fill(asked) == first != model.fill("The of a [MASK].")
     (line,) = predict(trained_run, "mask", [asked])
     assert line["masks"] == first
-
-
-@pytest.mark.parametrize(("has", "asked", "dtype"), [(True, None, "bfloat16"), (False, None, "float32"), (False, "bf16", "bfloat16")])
-def test_what_was_trained_in_bf16_answers_in_fp32_where_the_processor_would_emulate_it(
-    has: bool, asked: str | None, dtype: str, trained_run: BertRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "stored_run", lambda path, overrides: replace(trained_run, precision="bf16"))
-    monkeypatch.setattr("overnight.engine.precision.has_bf16", lambda: has)
-    assert overnight.load(trained_run.run_dir, precision=asked).trained.dtype == getattr(torch, dtype)
 
 
 def test_the_precision_is_that_which_is_asked_for(trained_run: BertRun, model: Model) -> None:
