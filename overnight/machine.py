@@ -33,7 +33,7 @@ def usable_cores() -> int:
 
 
 @functools.cache
-def processor() -> tuple[str, set[str]]:
+def processor() -> tuple[str, frozenset[str]]:
     """Return the model of the processor and its features, as Linux names them; no features where it does not say."""
     model, flags, info = platform.processor() or platform.machine(), set[str](), Path("/proc/cpuinfo")
     for line in info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else ():
@@ -42,7 +42,7 @@ def processor() -> tuple[str, set[str]]:
             model = value.strip()
         elif key.strip().lower() in ("flags", "features"):
             flags.update(value.split())
-    return model, flags
+    return model, frozenset(flags)
 
 
 def has_bf16() -> bool:
@@ -71,8 +71,11 @@ def _has_gpu() -> bool:
         build = importlib.metadata.version("torch").partition("+")[2]
     except importlib.metadata.PackageNotFoundError:
         build = "cpu"
-    signs = () if build == "cpu" else _AMD if build.startswith("rocm") else _NVIDIA
-    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(glob.glob, signs))
+    # Without a name, or with that of a commit or a container, it is for CUDA most likely.
+    signs = () if build.startswith(("cpu", "xpu")) else _AMD if build.startswith("rocm") else _NVIDIA
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    hidden = not first.isdecimal() and not first.startswith(("GPU-", "MIG-"))  # by -1, none and the like
+    return not hidden and any(map(glob.glob, signs))
 
 
 def _cgroup_cores(folder: Path = Path("/sys/fs/cgroup")) -> float:

@@ -36,3 +36,7 @@ def test_a_part_of_a_core_is_one_and_a_process_has_no_more_than_it_may_run_on(mo
     for given, cores in ((1.5, 2), (0.2, 1), (2.0, 2), (64, 8)):
         monkeypatch.setattr(machine, "_cgroup_cores", lambda given=given: given)
         assert machine.usable_cores() == cores
+
+
+def test_what_the_processor_has_cannot_be_changed_by_who_asked() -> None:
+    assert isinstance(machine.processor()[1], frozenset)

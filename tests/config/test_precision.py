@@ -20,7 +20,10 @@ ALLOWED = "auto, fp32, tf32, bf16, fp16, fp8, int8"
         ("auto", "2.13.0", "0", False, "bf16"),
         ("auto", "2.13.0+cu130", None, False, "bf16"),
         ("auto", "2.13.0", "", False, "fp32"),
-        ("auto", "2.13.0+cpu", None, False, "fp32"),
+        *(("auto", "2.13.0+cu130", shown, False, "bf16") for shown in ("1,0", "GPU-8932f937", "MIG-GPU-8932f937/1/2")),
+        *(("auto", "2.13.0+cu130", hidden, False, "fp32") for hidden in ("-1", "none", "NoDevFiles", "-1,0")),
+        *(("auto", f"2.13.0{build}", None, False, "fp32") for build in ("+cpu", "+cpu.cxx11.abi", "+xpu")),
+        *(("auto", build, None, False, "bf16") for build in ("2.13.0.post300", "2.14.0a0+79aa174.nv26.04")),  # conda's, NVIDIA's
         ("auto", "2.13.0+rocm7.0", None, False, "fp32"),
         ("auto", "2.13.0+cpu", None, True, "bf16"),
         ("cpu", "2.13.0", None, False, "fp32"),
