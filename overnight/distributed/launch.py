@@ -86,7 +86,9 @@ def launch(run: Run, job: Job) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
     from overnight.distributed.elastic import run_agent
 
-    command = ["pretrain", job.recipe, *(["--extend"] if job.extend else []), *(f"--{override}" for override in job.overrides)]
+    # What `precision: auto` means is said once, not by each process.
+    overrides = [*job.overrides, f"precision={run.precision}"]
+    command = ["pretrain", job.recipe, *(["--extend"] if job.extend else []), *(f"--{override}" for override in overrides)]
     return run_agent(command, job.machines, processes, job.rendezvous, run.run_dir, job.restarts, job.signal_before)
 
 

@@ -248,6 +248,19 @@ def test_the_option_to_extend_reaches_the_processes(recipe: Path, monkeypatch: p
         assert f"{recipe} " in (out := capsys.readouterr().out) and " --extend" in out
 
 
+def test_what_auto_means_is_decided_once_for_all_processes_of_a_machine(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("overnight.distributed.elastic.run_agent", lambda command, *_: print(*command) or 0)
+    for found in ("bf16", "fp32"):
+        monkeypatch.setattr("overnight.config.load.usual_precision", lambda device, found=found: found)
+        assert main(["launch", str(recipe), "--processes=2", "--precision=auto"]) == 0
+        assert capsys.readouterr().out.split()[-1] == f"--precision={found}"
+    # The machine that writes a script is not one of those that run it.
+    assert main(["launch", str(recipe), "--processes=2", "--precision=auto", "--slurm"]) == 0
+    assert "--precision=auto" in (script := capsys.readouterr().out) and "--precision=fp32" not in script
+
+
 def test_gpus_are_asked_for_unless_the_recipe_trains_on_the_cpu(recipe: Path, capsys: Captured) -> None:
     for device, asked in (("cpu", False), ("auto", True)):
         assert main(["launch", str(recipe), "--processes=4", "--slurm", f"--compute.device={device}"]) == 0
