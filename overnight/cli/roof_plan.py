@@ -78,9 +78,11 @@ def roof_for(run: Run, path: Path) -> Roof:
     if not isinstance(run.model, BertConfig):
         raise ConfigError(f"--roof: knows the work of BERT alone, and model.kind is {run.model.kind}; leave it out")
     if (measured := (roof := read_roof(path)).precision) != run.precision:
-        other = f"measure that with `overnight bench roof --precision={run.precision} --json FILE`" if run.precision in _ELEMENT else ""
+        other = (
+            f"measure that with `overnight bench roof --precision={run.precision} --json FILE`, or " if run.precision in _ELEMENT else ""
+        )
         raise ConfigError(
-            f"--roof={path}: was measured in {measured}, and precision is {run.precision}; {other or f'plan with --precision={measured}'}"
+            f"--roof={path}: was measured in {measured}, and precision is {run.precision}; {other}plan for that machine with --precision={measured}"
         )
     return roof
 

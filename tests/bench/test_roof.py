@@ -101,6 +101,7 @@ def test_a_roof_of_another_precision_is_refused_with_how_to_measure_it(roof: Pat
     assert main(["plan", "bert-base", f"--roof={roof}", f"--precision={other}"]) == ConfigError.exit_code
     said = capsys.readouterr().err
     assert f"was measured in {measured}, and precision is {other}; measure that with `overnight bench roof --precision={other} " in said
+    assert said.endswith(f"`, or plan for that machine with --precision={measured}\n")
 
 
 def test_the_roof_of_a_gpu_from_before_its_precision_was_written_is_that_of_bf16() -> None:
