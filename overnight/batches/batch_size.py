@@ -13,8 +13,8 @@ from overnight.config import BatchWarmup, BertConfig, BertPhase, ModernBertConfi
 from overnight.errors import ConfigError
 
 _USUAL_MICRO_BATCH = 32
-# On a GPU at least, and bytes of 16-bit numbers that a layer keeps for the backward pass, for each token and unit of width.
-_ON_GPU, _KEPT = 256, 52
+# On a GPU at least, and numbers that a layer keeps for the backward pass, for each token and unit of width.
+_ON_GPU, _KEPT = 256, 26
 
 
 def batch_warmup(phase: Phase) -> BatchWarmup:
@@ -46,15 +46,18 @@ def usual_micro_batch(phase: Phase) -> int:
     return round(_USUAL_MICRO_BATCH * phase.seq_len / expected_lengths(phase).mean)
 
 
-def usual_on_gpu(model: object, phase: Phase, memory: float) -> int:
-    """Return sequences of a micro-batch where it is left open that take about half of the memory of a GPU if all are of full length, or 256: with fewer, the GPU waits for its host where the network is small.
+def usual_on_gpu(model: object, phase: Phase, memory: float, number: int) -> int:
+    """Return sequences of a micro-batch where it is left open: as many of full length as take about half of the memory of a GPU, 256 at least.
+
+    With fewer, the GPU waits for its host where the network is small.
 
     Args:
         memory: of the GPU (bytes).
+        number: bytes of one of what a layer computes.
     """
     if not (isinstance(phase, BertPhase) and isinstance(model, BertConfig | ModernBertConfig)):
         return _ON_GPU
-    return max(_ON_GPU, round(memory / 2 / (_KEPT * model.num_layers * model.hidden_size * phase.seq_len)))
+    return max(_ON_GPU, round(memory / 2 / (number * _KEPT * model.num_layers * model.hidden_size * phase.seq_len)))
 
 
 def micro_batch_sizes(phase: Phase, world: int = 1) -> list[int]:

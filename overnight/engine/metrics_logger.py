@@ -18,11 +18,10 @@ from overnight.engine.context import PhaseContext
 from overnight.engine.core_waits import CoreWaits
 from overnight.engine.loop import StepResult
 from overnight.engine.memory import peak_gb
-from overnight.engine.precision import DTYPES, LossScale, emulates_bf16
+from overnight.engine.precision import DTYPES, LossScale, emulates
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
 from overnight.engine.workload import compiles_layers, why_not_compiled_again
-from overnight.machine import has_fp16
 from overnight.models.attention import how
 from overnight.models.fused_layer import why_not, why_not_compiled
 from overnight.optim import native
@@ -191,13 +190,12 @@ class MetricsLogger:
         device, model = self.context.world.device, self.run.model
         if device.type == "cpu" and (why := native.why_not()):
             yield f"warning: all takes longer, LAMB, LANS and LARS four times as long, since nothing can be compiled in C: {why}"
-        emulated = DTYPES[self.run.precision] == torch.bfloat16 and emulates_bf16(device)
+        emulated = emulates(dtype := DTYPES[self.run.precision], device)
         if emulated and device.type == "cuda":
             yield "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16"
         elif emulated:
-            yield "warning: this processor has no bf16 and emulates it, which takes several times as long as fp32; use precision=fp32"
-        elif self.run.precision == "fp16" and device.type == "cpu" and not has_fp16():
-            yield "warning: this processor has no fp16 and emulates it, which takes many times as long as fp32; use precision=fp32"
+            name = "fp16" if dtype == torch.float16 else "bf16"
+            yield f"warning: this processor has no {name} and emulates it, which takes several times as long as fp32; use precision=fp32"
         if device.type == "cuda" and isinstance(optimizer, Layerwise):
             why = why_lists(device)
             yield f"optimizer: steps by lists of tensors, since {why}" if why else "optimizer: steps by Triton's kernels"

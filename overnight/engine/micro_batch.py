@@ -208,7 +208,7 @@ class BatchSizeFinder:
         device = self.world.device
         if device.type == "cpu" or self._sharded or not compiles_layers(self.run, device):
             return 1
-        return usual_on_gpu(self.run.model, self.samples.phase, memory_budget(device).limit)
+        return usual_on_gpu(self.run.model, self.samples.phase, memory_budget(device).limit, self.dtype.itemsize)
 
     @property
     def _sharded(self) -> bool:

@@ -15,7 +15,7 @@ from overnight.config import Run, without_auto
 from overnight.distributed.world import device_of
 from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError
-from overnight.machine import has_bf16
+from overnight.machine import has_bf16, has_fp16
 
 DTYPES = {
     "fp32": torch.float32,
@@ -108,8 +108,13 @@ def emulates_bf16(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) < (8, 0) if device.type == "cuda" else not has_bf16()
 
 
+def emulates(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a device computes numbers of 16 bits by means of fp32, and slower than that."""
+    return (dtype == torch.bfloat16 and emulates_bf16(device)) or (dtype == torch.float16 and device.type == "cpu" and not has_fp16())
+
+
 def to_answer(run: AnyRun, overrides: Sequence[str]) -> AnyRun:
-    """Return a trained run in the precision in which it answers: its own, but fp32 where its device emulates bf16, unless an override names one.
+    """Return a trained run in the precision in which it answers: its own, but fp32 where its device emulates that, unless an override names one.
 
     There fp32 is faster, and nearer to the weights.
 
@@ -118,8 +123,7 @@ def to_answer(run: AnyRun, overrides: Sequence[str]) -> AnyRun:
         overrides: `key=value`, as the command line has them.
     """
     asked = any(override.startswith("precision=") for override in without_auto(overrides))
-    emulated = DTYPES[run.precision] == torch.bfloat16 and emulates_bf16(device_of(run))
-    return replace(run, precision="fp32") if emulated and not asked else run
+    return replace(run, precision="fp32") if not asked and emulates(DTYPES[run.precision], device_of(run)) else run
 
 
 def set_matmul_precision(precision: str, device: torch.device) -> None:

@@ -41,7 +41,9 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
     phase = list(run.phases.values())[number]
     if isinstance(phase, BertPhase):
         phase = dataclasses.replace(phase, batch_warmup=BatchWarmup())  # what is asked for is the full batch
-    usual = usual_on_gpu(run.model, phase, memory_budget(device).limit) if device.type == "cuda" else usual_micro_batch(phase)
+    usual = usual_micro_batch(phase)
+    if device.type == "cuda":
+        usual = usual_on_gpu(run.model, phase, memory_budget(device).limit, DTYPES[run.precision].itemsize)
     most = micro_batch(phase, phase.steps) if phase.micro_batch_size else usual
     while True:
         size = max(size for size in micro_batch_sizes(phase) if size <= most)

@@ -116,20 +116,25 @@ def test_trials_begin_high_only_on_a_gpu_that_compiles(
     objective = SimpleNamespace(**{"set_requires_gradient_sync": None} if sharded else {})
     run, samples = SimpleNamespace(model=None), SimpleNamespace(phase=BertPhase(1, 1024))
     finder: Any = micro_batch.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]
-    finder = dataclasses.replace(finder, run=run, samples=samples, objective=objective, world=World(device=torch.device(device)))
+    finder = dataclasses.replace(
+        finder, run=run, samples=samples, objective=objective, dtype=torch.bfloat16, world=World(device=torch.device(device))
+    )
     assert finder._first() == first
 
 
 def test_the_more_memory_a_gpu_has_the_higher_trials_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SimpleNamespace(model=ModernBertConfig(num_layers=12, hidden_size=768, num_heads=12), precision="bf16")
+    run = SimpleNamespace(model=ModernBertConfig(num_layers=12, hidden_size=768, num_heads=12))
     samples, world = SimpleNamespace(phase=BertPhase(1, 1 << 20)), World(device=torch.device("cuda"))
-    finder: Any = dataclasses.replace(micro_batch.BatchSizeFinder(*[None] * 6), run=run, samples=samples, world=world)  # type: ignore[arg-type]
+    finder: Any = micro_batch.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]
+    finder = dataclasses.replace(finder, run=run, samples=samples, dtype=torch.bfloat16, world=world)
     monkeypatch.setattr(micro_batch, "compiles_layers", lambda run, device: True)
     found = []
     for memory in (40e9, 80e9, 160e9):
         monkeypatch.setattr(micro_batch, "memory_budget", lambda device, memory=memory: SimpleNamespace(limit=memory))
         found.append(finder._first())
     assert found[0] > 256 and found[1] == pytest.approx(2 * found[0], abs=1) and found[2] == pytest.approx(4 * found[0], abs=2)
+    in_fp32 = dataclasses.replace(finder, dtype=torch.float32)._first()
+    assert in_fp32 == pytest.approx(found[2] / 2, abs=1), "numbers of twice as many bytes"
 
 
 @given(seconds=st.lists(st.floats(0.1, 10), min_size=9, max_size=9))

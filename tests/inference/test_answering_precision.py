@@ -24,15 +24,18 @@ from overnight.config import BertRun
         ("bf16", False, "bf16", "bfloat16"),
         ("bf16", True, "auto", "bfloat16"),
         ("fp8", False, None, "float32"),
-        ("fp16", False, "auto", "float16"),
+        ("fp16", False, "auto", "float32"),
+        ("fp16", True, None, "float16"),
+        ("fp16", False, "fp16", "float16"),
     ],
 )
-def test_what_was_trained_in_bf16_answers_in_fp32_where_the_processor_would_emulate_it_by_the_command_too(
+def test_what_was_trained_in_16_bits_answers_in_fp32_where_the_processor_would_emulate_them_by_the_command_too(
     trained: str, has: bool, asked: str | None, dtype: str, trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(trained_run.run_dir, tmp_path / "run")
     (tmp_path / "run" / "run.yaml").write_text(config.run_yaml(replace(trained_run, precision=trained)))  # type: ignore[arg-type]
-    monkeypatch.setattr("overnight.engine.precision.has_bf16", lambda: has)
+    for name in ("has_bf16", "has_fp16"):
+        monkeypatch.setattr(f"overnight.engine.precision.{name}", lambda: has)
     assert overnight.load(tmp_path / "run", precision=asked).trained.dtype == getattr(torch, dtype)
     answering: list[torch.dtype] = []
     monkeypatch.setattr("overnight.finetune.predict.answer_file", lambda model, *_, **__: answering.append(model.dtype) or ())
