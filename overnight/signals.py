@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -78,24 +78,44 @@ def terminate_at_end_of(descriptor: int) -> None:
 
 
 @contextmanager
-def hold_signals() -> Iterator[None]:
+def note_signals(at_interrupt: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Within it no signal interrupts; those that come are handled at its end.
 
-    For what must not be left half done, as the start of a process. Processes that are started in it begin with these signals blocked.
+    For a wait that an exception would leave in disorder, as that for a thread.
+
+    Args:
+        at_interrupt: called at a Ctrl-C, so that the wait ends.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
         yield
         return
     received: list[int] = []
-    held = stop_signals()
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in held}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if number == signal.SIGINT:
+            at_interrupt()
+
+    before = {number: signal.signal(number, note) for number in stop_signals()}
     try:
         yield
     finally:
-        # In this order: what was blocked is noted now, as what another thread has taken was.
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
         for late in received:
             signal.raise_signal(late)
+
+
+@contextmanager
+def hold_signals() -> Iterator[None]:
+    """As :func:`note_signals`, for what must not be left half done, as the start of a process: one that is started in it begins with these signals blocked."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with note_signals():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+        try:
+            yield
+        finally:
+            # Before the handlers are put back: what was blocked is noted now, as what another thread has taken was.
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -20,7 +20,7 @@ from overnight.cli.standard_streams import OUTPUT, discard, prepare_streams, wor
 from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
 from overnight.run_dir.atomic import FULL, how_to_make_room
-from overnight.signals import stop_signals, terminate_at_end_of
+from overnight.signals import Interrupted, stop_signals, terminate_at_end_of
 
 _CONTINUED = ("run", "prepare", "pretrain", "launch", "finetune", "linear-probe", "evaluate", "download")
 """Commands that keep what they have done; the others begin anew."""
@@ -38,8 +38,12 @@ class Terminated(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated, 138 SIGUSR1."""
+    with _handlers_put_back():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(words: list[str]) -> int:
     prepare_streams()
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _signals_raise():
             _refuse_deleted_folder()
@@ -101,9 +105,9 @@ def command() -> NoReturn:
     if launcher := os.environ.pop("OVERNIGHT_LAUNCHER_FD", ""):
         terminate_at_end_of(int(launcher))
     if _is_alone():
-        sys.exit(main())
+        sys.exit(_main(sys.argv[1:]))
     try:
-        code = main()
+        code = _main(sys.argv[1:])
     except BaseException as error:
         code = 1
         sys.excepthook(type(error), error, error.__traceback__)
@@ -158,20 +162,40 @@ def _refuse_processes(command: str) -> None:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    received: list[Terminated] = []
+    """Within it the first signal raises, and those after it change nothing to the end of the process, but that Ctrl-C raises again and, in what is left then, ends it."""
+    received: list[BaseException] = []
 
-    def terminated(number: int, frame: FrameType | None) -> None:
-        received.append(Terminated(number))
+    def stop(number: int, frame: FrameType | None) -> None:
+        if received and number != signal.SIGINT:
+            return
+        received.append(KeyboardInterrupt() if number == signal.SIGINT else Terminated(number))
         raise received[-1]
 
-    before = {number: signal.signal(number, terminated) for number in stop_signals() - {signal.SIGINT}}
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         yield
-    except Exception:
+    except Exception as error:
         # What is raised in the middle of a library's import may be caught there, and leave it half made.
         if received:
             raise received[-1] from None
+        if isinstance(error, Interrupted):
+            received.append(error)
         raise
+    finally:
+        for number, handler in before.items():
+            after = _end_at_once if number == signal.SIGINT else signal.SIG_IGN
+            signal.signal(number, after if received else handler)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    os._exit(128 + number)
+
+
+@contextmanager
+def _handlers_put_back() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in stop_signals()}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

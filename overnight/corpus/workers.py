@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from overnight.errors import UserError
 from overnight.machine import release_free_memory, return_large_blocks
-from overnight.signals import STOP_SIGNALS, hold_signals
+from overnight.signals import STOP_SIGNALS, hold_signals, note_signals
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -105,9 +105,11 @@ class Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # Wait for the tasks that run: they are seconds long and their outputs appear whole, so this leaves neither orphans nor halves.
+        # Wait for the tasks that run: they are seconds long and their outputs appear whole, so this leaves neither orphans nor halves. A Ctrl-C
+        # ends them instead. It must not interrupt the wait: Python would take the thread of the pool for ended, and its processes would wait for ever.
         if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            with note_signals(self._kill):
+                self._pool.shutdown(wait=True, cancel_futures=True)
 
     def width(self) -> int:
         """Return the number of processes."""
@@ -145,12 +147,15 @@ class Processes:
 
     def _give_up(self) -> None:
         """End what has been started of the pool."""
+        self._kill()
         pool, self._pool = self._pool, None
-        for process in list((getattr(pool, "_processes", None) or {}).values()):
-            process.kill()
         if pool is not None:
-            with contextlib.suppress(RuntimeError):  # of a thread that was to be joined and has not been started
+            with note_signals(), contextlib.suppress(RuntimeError):  # of a thread that was to be joined and has not been started
                 pool.shutdown(wait=True, cancel_futures=True)
+
+    def _kill(self) -> None:
+        for process in list((getattr(self._pool, "_processes", None) or {}).values()):
+            process.kill()
 
 
 def _killed() -> UserError:

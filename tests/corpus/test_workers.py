@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import process as executor
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -24,6 +28,9 @@ from overnight import machine
 from overnight.corpus import workers
 from overnight.corpus.workers import Processes, run_tasks
 from overnight.errors import DataError, UserError
+from tests.conftest import ROOT
+from tests.corpus.busy_command import WAITS
+from tests.processes import HANG, wait_until
 
 R = TypeVar("R")
 
@@ -236,3 +243,45 @@ def test_signals_are_held_only_where_a_process_starts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(workers, "get_context", context)
     assert [x for x, _ in run_tasks(_square, range(3), 2)] == [0, 1, 4]
     assert masks == [set()]
+
+
+@contextlib.contextmanager
+def _busy_command(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a program in a session of its own, and wait until its workers are in their tasks."""
+    words = [sys.executable, "-m", "tests.corpus.busy_command", str(folder)]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(words, cwd=ROOT, start_new_session=True, text=True, **both) as process:
+        try:
+            wait_until(lambda: len(_pids(folder)) == 2, process)
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _pids(folder: Path) -> list[int]:
+    return [int(file.name) for file in folder.glob("[0-9]*")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said", "code"),
+    [
+        (signal.SIGINT, signal.SIGINT, "interrupted", 130),
+        (signal.SIGTERM, signal.SIGTERM, "terminated", 143),
+        (signal.SIGHUP, signal.SIGHUP, "terminated", 143),
+        (signal.SIGINT, signal.SIGTERM, "interrupted", 130),
+    ],
+)
+def test_a_second_signal_changes_nothing_but_ctrl_c_which_ends_the_tasks(
+    first: int, second: int, said: str, code: int, tmp_path: Path
+) -> None:
+    with _busy_command(tmp_path) as process:
+        assert process.stdout is not None
+        process.send_signal(first)
+        assert process.stdout.readline() == WAITS
+        process.send_signal(second)
+        if second != signal.SIGINT:
+            (tmp_path / "end").touch()
+        output, _ = process.communicate(timeout=HANG)
+        assert (process.returncode, output) == (code, f"\novernight: {said}; the same command begins anew\n")
+        assert not any(map(psutil.pid_exists, _pids(tmp_path)))
