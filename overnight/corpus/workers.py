@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
@@ -123,6 +123,9 @@ class Processes:
         """
         try:
             if self._pool is None:
+                # Python's tracker of semaphores ignores Ctrl-C and SIGTERM itself; begun so, it does not see a terminal that closes either.
+                with hold_signals():
+                    resource_tracker.ensure_running()
                 self._pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"), initializer=_start_worker)
             # The first call starts the processes: one that its parent left while starting it would print a traceback.
             with hold_signals():

@@ -285,3 +285,14 @@ def test_a_second_signal_changes_nothing_but_ctrl_c_which_ends_the_tasks(
         output, _ = process.communicate(timeout=HANG)
         assert (process.returncode, output) == (code, f"\novernight: {said}; the same command begins anew\n")
         assert not any(map(psutil.pid_exists, _pids(tmp_path)))
+
+
+def test_a_terminal_that_closes_stops_a_command_with_workers_in_one_line(tmp_path: Path) -> None:
+    """All of its processes get the signal, Python's own among them, which told of its end with tracebacks."""
+    with _busy_command(tmp_path) as process:
+        assert process.stdout is not None
+        os.killpg(process.pid, signal.SIGHUP)
+        assert process.stdout.readline() == WAITS
+        (tmp_path / "end").touch()
+        output, _ = process.communicate(timeout=HANG)
+        assert (process.returncode, output) == (143, "\novernight: terminated; the same command begins anew\n")
