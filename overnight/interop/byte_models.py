@@ -26,7 +26,7 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.byte_readme import byte_readme
-from overnight.interop.export_marks import check_target, export_marks, marked
+from overnight.interop.export_marks import check_names, check_target, export_marks, marked
 from overnight.models.bytes import BYTES, ByteModel, Layer, byte_model
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import digest, file_digest
@@ -155,11 +155,7 @@ def _model_tree(model: ByteLMConfig) -> dict[str, Any]:
 
 def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any], marks: Mapping[str, str] | None = None) -> None:
     config.build_run(tree)  # what cannot be read back is not written
-    here = [f.name for f in out.iterdir()] if out.is_dir() else []
-    # A README.md alone is somebody's own; weights alone are what a killed export left.
-    strange = [name for name in here if name not in _FILES or here == ["README.md"]] or [out.name] * (out.exists() and not out.is_dir())
-    if strange:
-        raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
+    check_names(out, _FILES)  # weights alone are what a killed export left
     whole = {name: tensor.to(torch.float32).contiguous() for name, tensor in state.items()}
     weights, file = b"".join(marked(save(whole, metadata={"format": "pt"}), marks or {})), out / "model.safetensors"
     try:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from overnight.errors import ConfigError
+from overnight.errors import ConfigError, UserError
 
 _RUN, _TASK = "overnight_run", "overnight_task"
 
@@ -43,7 +43,7 @@ def check_target(out: Path, run_dir: Path, task: str | None = None) -> None:
     home, here = run_dir.resolve() / "export", out.resolve()
     if here == home and not task:  # an export of before the run folder was renamed, or by a version that left no marks
         return
-    if here.name == "export" and (here.parent / "run.yaml").is_file():
+    if _in_run_folder(here):
         raise ConfigError(f"{out}: is where `overnight run` exports the pretrained model of {here.parent.name}; name another folder")
     weights = here / "model.safetensors"
     file = next((path for path in (weights, here / "config.json") if path.is_file()), None)
@@ -55,6 +55,32 @@ def check_target(out: Path, run_dir: Path, task: str | None = None) -> None:
     if found != export_marks(run_dir, task):
         what = f"the task {found[_TASK]}" if found[_TASK] else "the pretrained model"
         raise ConfigError(f"{out}: holds an export of {what} of the run {found[_RUN]}; name another folder, or delete it")
+
+
+def check_names(out: Path, files: Collection[str], needed: str = "") -> None:
+    """Check that a folder to write is not there, or holds nothing but an earlier export.
+
+    Args:
+        out: the folder.
+        files: names that an export writes.
+        needed: the one without which the others may be somebody's own, as a tokenizer is; but for those in `RUN/export`, where nobody else writes.
+
+    Raises:
+        UserError: it holds something else, or a part of an export.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a folder")
+    here = [f.name for f in out.iterdir()] if out.is_dir() else []
+    ours = _in_run_folder(out.resolve())
+    # A README.md alone is somebody's own.
+    if strange := [name for name in here if name not in files or (here == ["README.md"] and not ours)]:
+        raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
+    if here and needed and needed not in here and not ours:
+        raise UserError(f"{out}: holds part of an export (no {needed}); delete the folder or name another")
+
+
+def _in_run_folder(out: Path) -> bool:
+    return out.name == "export" and (out.parent / "run.yaml").is_file()
 
 
 def task_of(weights: Path) -> str:

@@ -19,7 +19,7 @@ from overnight.config import EncoderConfig, Finetune
 from overnight.config.schema import Columns
 from overnight.errors import DataError, UserError
 from overnight.interop import bert_layout, modernbert_layout
-from overnight.interop.export_marks import marked
+from overnight.interop.export_marks import check_names, marked
 from overnight.interop.layout import HEADS, Kind, Layout, layers_of, read_mapping_of_others, with_padded_vocabulary
 from overnight.interop.pytorch import read_torch
 from overnight.interop.tokenizer_files import pieces_of, tokenizer_config, with_template
@@ -86,7 +86,7 @@ def export(
     layout = _LAYOUTS[model.kind]
     tokenizer = read_mapping_of_others(tokenizer_folder / "tokenizer.json")
     pieces = pieces_of(tokenizer, tokenizer_folder / "tokenizer.json")
-    _check_ours(out)
+    check_names(out, _FILES, needed="config.json")
     tensors = to_huggingface(state, kind, len(pieces))
     classes = _classes(labels, len(state["head.bias"]), HEADS[kind].problem) if HEADS[kind].classifier and kind != "spans" else {}
     config = layout.export_config(kind, model, pieces) | classes | ({TASK: dict(settings)} if settings else {})
@@ -106,20 +106,6 @@ def export(
             more(folder)
 
     _write_whole_folder(out, fill)
-
-
-def _check_ours(out: Path) -> None:
-    """Check that a folder to write is not there, or is an earlier export.
-
-    Raises:
-        UserError: it holds something else.
-    """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; name a folder")
-    here = [f.name for f in out.iterdir()] if out.is_dir() else []
-    # A README.md alone is somebody's own.
-    if strange := [name for name in here if name not in _FILES or "config.json" not in here]:
-        raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
 
 
 def _write_whole_folder(out: Path, fill: Callable[[Path], None]) -> None:

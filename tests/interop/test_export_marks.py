@@ -13,8 +13,8 @@ from safetensors.numpy import load, save
 
 from overnight.cli.main import main
 from overnight.config import Run
-from overnight.errors import ConfigError
-from overnight.interop.export_marks import check_target, export_marks, marked
+from overnight.errors import ConfigError, UserError
+from overnight.interop.export_marks import check_names, check_target, export_marks, marked
 
 Captured = pytest.CaptureFixture[str]
 
@@ -76,6 +76,30 @@ def test_the_command_replaces_its_own_export_alone(pretrained: Run, tmp_path: Pa
     assert main(["export", "--from", str(tmp_path / "one"), *to]) == 2
     assert "out: holds a config.json that no export of a run wrote;" in capsys.readouterr().err
     assert (tmp_path / "out" / "config.json").read_text() == '{"a": 1}'
+
+
+@pytest.mark.parametrize("left", ["README.md", "vocab.txt"])
+def test_a_part_of_an_export_is_replaced_in_the_run_folder_alone(left: str, pretrained: Run, tmp_path: Path, capsys: Captured) -> None:
+    run, out = shutil.copytree(pretrained.run_dir, tmp_path / "run"), tmp_path / "out"
+    for folder in (run / "export", out):
+        folder.mkdir()
+        (folder / left).write_text("left")
+    assert main(["export", "--from", str(run), "--to", str(run / "export")]) == 0
+    assert (run / "export" / "config.json").is_file() and (run / "export" / left).read_text() != "left"
+    assert main(["export", "--from", str(run), "--to", str(out)]) == 1
+    said = {
+        "README.md": "exists and holds 'README.md', which no export wrote; name another folder",
+        "vocab.txt": "holds part of an export (no config.json); delete the folder or name another",
+    }
+    assert f"out: {said[left]}\n" in capsys.readouterr().err
+    assert (out / left).read_text() == "left"
+
+
+def test_what_no_export_writes_is_kept_in_the_run_folder_too(run: Path) -> None:
+    (run / "export").mkdir()
+    (run / "export" / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"export: exists and holds 'thesis\.txt', which no export wrote"):
+        check_names(run / "export", ("config.json", "vocab.txt"), needed="config.json")
 
 
 @given(st.text(max_size=9), st.text(max_size=9))
