@@ -171,7 +171,7 @@ class TrainingRun:
         peak = peak_of_all(device_peak(self.device, self.run.precision, DTYPES[self.run.precision]), self.world)
         path = self.run.run_dir / "metrics.jsonl" if main else None
         with (
-            Metrics(path, progress.metrics_bytes, loggers) as metrics,
+            Metrics(path, progress.metrics_bytes, loggers, progress.global_step) as metrics,
             catch_signals() as signals,
             CheckpointWriter(
                 self.checkpoints,

@@ -8,7 +8,7 @@ from typing import Any
 
 from overnight.config.load import meant, refuse_untrained
 from overnight.errors import DataError
-from overnight.state_files import fitted, read_lines, read_mapping, read_yaml
+from overnight.state_files import fitted, read_json, read_lines, read_mapping, read_yaml
 
 Record = dict[str, Any]
 
@@ -58,6 +58,10 @@ class RunFolder:
     """Bits per character and BLiMP, empty where `evaluation.json` is absent."""
     checkpoint: str = ""
     """Name of the newest checkpoint, empty where there is none."""
+    reached: tuple[str, int] = ("", 0)
+    """The phase of that checkpoint, empty where it cannot be read, and the steps done in it."""
+    decided: dict[str, int] = field(default_factory=dict)
+    """Steps of the phases of a run with a budget by its newest decisions."""
 
     @property
     def name(self) -> str:
@@ -84,7 +88,35 @@ def read_folder(path: Path) -> RunFolder:
     evaluation = _shaped(path / "evaluation.json", _Evaluation)
     newest = path / "checkpoints" / "latest"
     checkpoint = newest.read_text(encoding="utf-8", errors="replace") if newest.exists() else ""
-    return RunFolder(path, settings, environment, records, notes, samples or {}, evaluation or {}, checkpoint)
+    reached = _reached(newest.parent / checkpoint.strip() / "state.json") if checkpoint else ("", 0)
+    decided = _decided(path / "budget.json", records["event"])
+    return RunFolder(path, settings, environment, records, notes, samples or {}, evaluation or {}, checkpoint, reached, decided)
+
+
+@dataclass(frozen=True)
+class _Progress:
+    phase: str
+    step: int
+
+
+@dataclass(frozen=True)
+class _State:
+    """What the report reads of a checkpoint's `state.json`."""
+
+    progress: _Progress
+
+
+@dataclass(frozen=True)
+class _Decision:
+    phase: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """What the report reads of `budget.json`."""
+
+    decisions: list[_Decision] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -248,10 +280,32 @@ def _shaped(path: Path, kind: type) -> Record | None:
     return found
 
 
+def _reached(path: Path) -> tuple[str, int]:
+    try:
+        state: _State = read_json(path, _State, "")
+    except DataError:  # of a checkpoint that is damaged, which the training will say
+        return "", 0
+    return state.progress.phase, state.progress.step
+
+
+def _decided(path: Path, events: list[Record]) -> dict[str, int]:
+    """Return the steps of phases by the lines of the decisions and, where these are lost, by their record."""
+    try:
+        record: _Budget = read_json(path, _Budget, "") if path.exists() else _Budget()
+    except DataError:  # which the training will say
+        record = _Budget()
+    said = {event.get("phase"): event.get("steps") for event in events if event["event"] == "budget"}
+    return {decision.phase: decision.steps for decision in record.decisions} | {
+        phase: steps for phase, steps in said.items() if isinstance(phase, str) and isinstance(steps, int)
+    }
+
+
 def _metrics(path: Path, tasks: Path) -> tuple[dict[str, list[Record]], list[str]]:
     notes: list[str] = []
     records: dict[str, list[Record]] = {kind: [] for kind in _NEEDED}
     if not path.exists():
+        if (path.parent / "checkpoints" / "latest").exists():
+            raise DataError(f"{path}: is missing; put it back, or run `overnight pretrain {path.parent}` once, which begins another")
         raise DataError(f"{path} does not exist: nothing was trained in this folder yet; `overnight run` or `overnight pretrain` begins it")
     _read(path, "delete that line, or put the file back", records, notes)
     if tasks.exists():

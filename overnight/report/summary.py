@@ -47,6 +47,8 @@ def summarize_folder(folder: RunFolder) -> dict[str, Any]:
         notes.append("pretrained elsewhere: imported.json says from where")
     elif todo:
         notes.append(f"pretraining is not finished: phase {', '.join(todo)} is to do")
+    if any(record["event"] == "metrics_lost" for record in folder.records["event"]):
+        notes.append("metrics.jsonl has lost lines (its event metrics_lost says which): their curves, times and scores are missing here")
     notes += [*older("evaluated at", folder.evaluation, folder), *older("what the model predicts is of", folder.samples, folder)]
     notes += [note for task in results for note in (*task["notes"], *missing_errors(folder.path, task["name"]))]
     return {
@@ -86,7 +88,7 @@ def of_bytes(folder: RunFolder) -> bool:
 
 
 def phases(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return one row a phase, in the order of the recipe.
+    """Return one row a phase, in the order of the recipe. How far it is, the newest checkpoint says, too: lines may be lost.
 
     Returns:
         `name`, `steps` done of `planned`, `finished`, the last validation `mlm_loss`, `mlm_accuracy`, `clm_loss`, `clm_accuracy`, `nsp_loss` and
@@ -98,12 +100,16 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
     seen = [record["phase"] for kind in ("train", "eval") for record in folder.records[kind]]
     rows: list[dict[str, Any]] = []
     seconds = tokens = 0.0
+    now, done = folder.reached
+    passed = list(planned)[: list(planned).index(now)] if now in planned else []
     for name in dict.fromkeys([*planned, *seen]):
         train, evals = _of_phase(folder, "train", name), _of_phase(folder, "eval", name)
-        steps = max((record.get("step", 0) for record in [*train, *evals]), default=0)
-        wanted = _decided_steps(folder, name) if folder.settings.get("budget") else (planned.get(name) or {}).get("steps")
+        wanted = folder.decided.get(name) if folder.settings.get("budget") else (planned.get(name) or {}).get("steps")
+        saved_steps = done if name == now else (wanted or 0) if name in passed else 0
+        steps = max(saved_steps, *(record.get("step", 0) for record in [*train, *evals]), 0)
         # A phase that was extended has an end before its new one.
-        ended = any(record["event"] == "end" for record in _of_phase(folder, "phase", name)) and steps >= (wanted or 0)
+        has_end = any(record["event"] == "end" for record in _of_phase(folder, "phase", name)) and steps >= (wanted or 0)
+        ended = has_end or name in passed or (wanted is not None and saved_steps >= wanted)
         last = evals[-1] if evals else {}
         until = max((record["seconds"] for record in [*train, *evals]), default=seconds)
         total = train[-1].get("tokens", tokens) if train else tokens
@@ -127,13 +133,6 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
 def _bits(nats: Any) -> float | None:
     """Return a loss in bits, from that in nats, which every run has: earlier ones call their bits a byte `bits_per_character`."""
     return nats / math.log(2) if isinstance(nats, int | float) else None
-
-
-def _decided_steps(folder: RunFolder, phase: str) -> int | None:
-    """Return the steps of a phase by the newest decision of a run with a budget; its recipe has only their shares."""
-    events = [record for record in folder.records["event"] if record["event"] == "budget" and record.get("phase") == phase]
-    steps = [record["steps"] for record in events if isinstance(record.get("steps"), int)]
-    return steps[-1] if steps else None
 
 
 def saved(folder: RunFolder) -> dict[str, Any] | None:

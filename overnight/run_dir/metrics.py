@@ -49,15 +49,16 @@ class Metrics:
         path: the file; made if absent. None writes nothing, where another process does.
         keep_bytes: forget what was written after this many bytes, because the run resumes there.
         loggers: are shown the values of `train` and `eval` lines.
+        step: counted over all phases, at which the run resumes.
     """
 
-    def __init__(self, path: Path | None, keep_bytes: int = 0, loggers: Sequence[Logger] = ()) -> None:
+    def __init__(self, path: Path | None, keep_bytes: int = 0, loggers: Sequence[Logger] = (), step: int = 0) -> None:
         self._path, self._loggers = path, loggers
         self.lost = ""
-        """What is missing of the lines that it was opened with, in words; empty where nothing is."""
-        self._file = self._open(keep_bytes)
+        """What is missing of the lines that it was opened with, in words; empty where nothing is, or a line `metrics_lost` of that step says so."""
+        self._file = self._open(keep_bytes, step)
 
-    def _open(self, keep_bytes: int) -> FileIO:
+    def _open(self, keep_bytes: int, step: int) -> FileIO:
         if self._path is not None:
             self._path.touch()
             content = self._path.read_bytes()
@@ -71,11 +72,12 @@ class Metrics:
                 write_whole(self._path, [kept, saved])
             else:
                 os.truncate(self._path, end + len(saved))
-            if len(kept) < keep_bytes:
+            said = any((values.get("event"), values.get("global_step")) == ("metrics_lost", step) for _, values in found)
+            if len(kept) < keep_bytes and not said:
                 last = found[-1][1].get("global_step", 0) if found else 0
                 self.lost = (
                     f"{self._path}: has {len(kept):,} of the {keep_bytes:,} bytes that the checkpoint knows, the last line of step {last:,}; "
-                    "what is missing is missing in the curves, and in nothing else"
+                    "what is missing is missing in the curves and tables of the report, and in nothing else"
                 )
         return FileIO(self._path or os.devnull, "a")
 
@@ -100,7 +102,7 @@ class Metrics:
     def back_to(self, keep_bytes: int, step: int) -> None:
         """Forget what was written after this many bytes, which was the size at this step (of all phases)."""
         self._file.close()
-        self._file = self._open(keep_bytes)
+        self._file = self._open(keep_bytes, step)
         for logger in self._loggers:
             logger.back_to(step)
 

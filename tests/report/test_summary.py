@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,46 @@ def test_an_unfinished_phase_is_named_with_the_steps_done(tmp_path: Path) -> Non
     assert found["phases"][1]["finished"] is False
     assert "45 of 50" in summary_text(folder)
     assert "phase long is to do" in summary_text(folder)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "said"),
+    [
+        ("short", 120, ["120 of 200", "0 of 50"]),
+        ("long", 10, ["200", "10 of 50"]),
+        ("long", 50, ["200", "50"]),
+        ("other", 50, ["0 of 200", "0 of 50"]),
+    ],
+)
+def test_how_far_a_run_without_lines_is_the_newest_checkpoint_says(phase: str, step: int, said: list[str], tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [])
+    write_checkpoint(folder, {"progress": {"phase": phase, "step": step}})
+    text = summary_text(folder)
+    assert [re.split(r" {2,}", line)[1] for line in text.splitlines() if line.startswith(("short ", "long "))] == said
+    assert ("is to do" in text) is any(" of " in steps for steps in said)
+
+
+def test_how_long_the_phases_of_a_budget_without_lines_are_its_record_says(tmp_path: Path) -> None:
+    budget = settings(budget="9 h")
+    folder = write_run(tmp_path / "run", [], {**budget, "phases": {name: {} for name in budget["phases"]}})
+    write_checkpoint(folder, {"progress": {"phase": "long", "step": 40}})
+    decisions = [{"phase": phase, "steps": steps} for phase, steps in (("short", 90), ("short", 100), ("long", 40))]
+    (folder / "budget.json").write_text(json.dumps({"decisions": decisions}))
+    assert [(row["steps"], row["finished"]) for row in summarize(folder)["phases"]] == [(100, True), (40, True)]
+
+
+def test_a_report_leaves_a_damaged_checkpoint_to_the_training(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics()[:-3])
+    write_checkpoint(folder, {"progress": {"phase": "long"}})
+    (folder / "budget.json").write_text("{")
+    assert "45 of 50" in summary_text(folder)
+
+
+def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Write the newest checkpoint of a run folder, without its tensors."""
+    (folder / "checkpoints" / "step-0000250").mkdir(parents=True)
+    (folder / "checkpoints" / "latest").write_text("step-0000250\n")
+    (folder / "checkpoints" / "step-0000250" / "state.json").write_text(json.dumps(state))
 
 
 def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from overnight.engine.loop import StepResult
 from overnight.engine.throughput import Throughput
 from overnight.errors import DataError, UserError
 from overnight.models.flops import Peak, training_flops
+from overnight.report.summary import summarize
 from overnight.run_dir import metrics as metrics_module
 from overnight.run_dir.metrics import Metrics, TensorBoard
 from tests.engine.test_pretrain import finish, recipe_of
@@ -103,6 +104,35 @@ def test_metrics_of_which_a_part_is_lost_are_said_and_the_training_is_resumed(
     # The phase ended with the checkpoint of step 6.
     assert [line["global_step"] for line in lines(run, "train")] == [*([] if damage == "emptied" else [1, 2]), 7, 8, 9, 10]
     assert finish(run).startswith("all phases are done")
+
+
+def test_metrics_that_were_deleted_after_the_end_are_said_once_and_the_run_stays_finished(tiny: Make) -> None:
+    run = tiny()
+    finish(run)
+    path = run.run_dir / "metrics.jsonl"
+    path.unlink()
+    with pytest.raises(
+        DataError, match=r"metrics\.jsonl: is missing; put it back, or run `overnight pretrain .*` once, which begins another"
+    ):
+        summarize(run.run_dir)
+    assert "has 0 of the" in finish(run)
+    content = path.read_bytes()
+    assert "bytes that the checkpoint knows" not in finish(run) and path.read_bytes() == content
+    found = summarize(run.run_dir)
+    assert [(row["name"], row["steps"], row["finished"]) for row in found["phases"]] == [("short", 6, True), ("long", 4, True)]
+    assert [note for note in found["notes"] if "metrics" in note or "pretraining" in note] == [
+        "metrics.jsonl has lost lines (its event metrics_lost says which): their curves, times and scores are missing here"
+    ]
+
+
+def test_a_second_loss_is_said_too(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny(**{"checkpoint.save_every": 4})
+    path = run.run_dir / "metrics.jsonl"
+    for _ in range(2):  # the second time from the end of the first phase, step 6
+        crash_once(monkeypatch, run, 5)
+        path.write_bytes(b"".join(line for line in path.read_bytes().splitlines(keepends=True) if b"metrics_lost" in line))
+    finish(run)
+    assert [line["global_step"] for line in lines(run, "event") if line["event"] == "metrics_lost"] == [4, 6]
 
 
 def test_what_a_checkpoint_knows_of_the_metrics_is_on_the_disk_before_it(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
