@@ -146,8 +146,9 @@ def find_data(run: AnyRun) -> AnyRun:
     found, kept = with_data(run), run.run_dir / "corpus"
     if not (found.data_dir / "manifest.json").exists():
         if place := _place(run):
+            also = "" if place == run.data_dir.resolve() else f" nor does {place},"
             raise DataError(
-                f"{run.data_dir}: holds no prepared data, nor does {place}, where it lay when {run.run_dir} was trained; "
+                f"{run.data_dir}: holds no prepared data,{also} where it lay when {run.run_dir} was trained; "
                 "name its folder with --data.dir=FOLDER"
             )
     elif (kept / "manifest.json").is_file() and reader.newest_checkpoint(run.run_dir / "checkpoints"):

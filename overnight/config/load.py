@@ -270,13 +270,17 @@ def to_tree(run: Run) -> dict[str, Any]:
     return without_continued(without_sizes(dict(plain(dataclasses.asdict(run)))))
 
 
+_ABSENT = "(absent)"
+
+
 def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted keys in which two trees differ, with both values."""
+    """Dotted keys in which two trees differ, with both values; of a whole phase that only one has, only which."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys([*a, *b]):
-            yield from differences(a.get(key, "(absent)"), b.get(key, "(absent)"), f"{prefix}.{key}" if prefix else str(key))
+            yield from differences(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{prefix}.{key}" if prefix else str(key))
     elif not same_setting(a, b, prefix.rpartition(".")[2]):
-        yield f"{prefix}: {a} there, {b} here"
+        there, here = ("given" if isinstance(value, dict) and _ABSENT in (a, b) else value for value in (a, b))
+        yield f"{prefix}: {there} there, {here} here"
 
 
 def same_setting(a: Any, b: Any, key: str = "") -> bool:

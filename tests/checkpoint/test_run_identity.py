@@ -145,6 +145,18 @@ def test_a_refusal_says_where_nothing_is_lost_with_the_other_run(tiny: Make) -> 
 
 
 @pytest.mark.parametrize(
+    ("theirs", "ours", "said"), [(1, 2, "phases.long: (absent) there, given here"), (2, 1, "phases.long: given there, (absent) here")]
+)
+def test_a_phase_that_only_one_run_has_is_named_in_a_few_words(theirs: int, ours: int, said: str, tiny: Make) -> None:
+    phases = config.to_tree(tiny())["phases"]
+    there, here = (tiny(phases=dict(list(phases.items())[:count])) for count in (theirs, ours))
+    claim_folder(there)
+    with pytest.raises(ConfigError) as error:
+        check_folder(here)
+    assert f"holds another run:\n  {said}\n" in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"phases.long.steps": 3}, "phases.long.steps: 4 there, 3 here"),

@@ -183,6 +183,8 @@ def test_a_run_that_cannot_find_its_data_names_where_it_looked(moved: Path, caps
     assert call("pretrain", moved) == 1
     said = capsys.readouterr().err
     assert str(moved.parent / "gone") in said and "data/tiny" in said and "--data.dir=FOLDER" in said
+    assert call("pretrain", moved, f"--data.dir={moved.parent / 'gone'}") == 1
+    assert capsys.readouterr().err.count(str(moved.parent / "gone")) == 1
 
 
 @pytest.mark.parametrize("damaged", ['{"version": 1, "dir": "/el', '{"version": 1, "dir": 5}', '{"version": 2, "dir": "x"}', "[" * 99_999])
