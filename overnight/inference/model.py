@@ -51,7 +51,7 @@ def load(
         path: a run folder, a fine-tuned task in it (`RUN/finetune/TASK`), a folder of Hugging Face, with the head of a task or
             without, or another checkpoint that `--from` of the command line takes.
         task: a fine-tuned task of a run folder; empty is the pretrained model.
-        precision: `fp32`, `bf16` and the like; by default, and by `auto`, that of the run (fp32 where that is bf16 or fp8 and this device emulates bf16), or fp32.
+        precision: `fp32`, `bf16` and the like; by default, and by `auto`, that of the run (fp32 where this device emulates that), or fp32.
         device: `cpu`, `cuda`; by default that of the run, or the GPU where there is one.
         threads: of the CPU; by default as of the run, or torch's own.
 
