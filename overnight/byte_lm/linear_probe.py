@@ -20,7 +20,7 @@ import torch
 from overnight.batches.order import key
 from overnight.byte_lm.classify import classifier_path, read_classifier
 from overnight.byte_lm.features import extract_features
-from overnight.byte_lm.logistic import Classifier, Labels, best_unit, fit, histogram, threshold
+from overnight.byte_lm.logistic import Classifier, Labels, best_unit, check_installed, fit, histogram, threshold
 from overnight.byte_lm.ngrams import LONGEST, ngram_counts, tf_idf
 from overnight.config import ByteRun, LinearProbe, environment_path
 from overnight.console import Line
@@ -125,8 +125,9 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
 
     Raises:
         ConfigError, DataError: when the model has no state to describe a text by, or the task cannot be read.
-        UserError: when another process is writing the folder.
+        UserError: when another process is writing the folder, or scikit-learn or scipy is not installed.
     """
+    check_installed()
     spec, device = run.linear_probe[name], set_up_machine(run)
     there = data_hash(environment_path(spec.path, f"linear_probe.{name}.path"))
     data = there or _kept_fact(run.run_dir, name, "data_hash")

@@ -5,6 +5,7 @@ Shapes: n rows, F features, K rows of weights: 1 for two classes, one for each o
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,16 @@ class Classifier:
         return int((self.weights_KF != 0).any(0).sum())
 
 
+def check_installed() -> None:
+    """Check that there is what a regression needs.
+
+    Raises:
+        UserError: scikit-learn or scipy is not installed.
+    """
+    if missing := [name for name, module in (("scikit-learn", "sklearn"), ("scipy", "scipy")) if importlib.util.find_spec(module) is None]:
+        raise UserError(f"linear-probe needs {' and '.join(missing)}, which this Python lacks: pip install 'overnight[tasks]'")
+
+
 def fit(train: tuple[Any, Labels], valid: tuple[Any, Labels], classes: int, seed: int = 0) -> Classifier:
     """Fit at every strength of the grid, and keep the fit that is right most often on the validation rows.
 
@@ -63,12 +74,8 @@ def fit(train: tuple[Any, Labels], valid: tuple[Any, Labels], classes: int, seed
         seed: order of liblinear's coordinates.
 
     Raises:
-        UserError: when scikit-learn is not installed, or the features are not finite.
+        UserError: when the features are not finite.
     """
-    try:
-        import sklearn  # noqa: F401
-    except ImportError:
-        raise UserError("linear-probe needs scikit-learn, which is not installed: pip install 'overnight[tasks]'") from None
     x, sparse = train[0].astype(np.float64), hasattr(train[0], "indptr")  # once, else the solver copies at every strength
     if not np.isfinite(x.data if sparse else x).all():
         raise UserError("the features are not finite: the model has diverged")

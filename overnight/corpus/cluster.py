@@ -193,6 +193,9 @@ def _connected(address: str) -> Any:
     # Raw documents travel with their task, at most some dozen MB of them: that is no mistake.
     dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"})
     try:
+        if "://" not in address or address.startswith(("tcp:", "tls:")):
+            # A client that cannot read its address waits for a minute in the end.
+            distributed.comm.get_address_host_port(address)
         return distributed.Client(address, timeout=_ANSWER_WITHIN, set_as_default=False)
     except ValueError as error:
         raise ConfigError(f"data.scheduler = {address!r}: is no address of a Dask scheduler ({error}); write tcp://HOST:8786") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fnmatch
 import io
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -207,7 +208,8 @@ def composed_ngrams(texts: pa.Array, n: int) -> tuple[np.ndarray, np.ndarray]:
     composed = texts.cast(pa.large_string())
     # To compose takes several times as long as to see that there is nothing to compose.
     if pc.any(pc.match_substring_regex(composed, _COMBINING)).as_py():
-        composed = pc.utf8_normalize(composed, form="NFC")
+        # Not by `pc.utf8_normalize`, which leaves letters in two characters as they are before pyarrow 26.
+        composed = pa.array([unicodedata.normalize("NFC", text) for text in composed.to_pylist()], pa.large_string())
     return shingles.ngram_hashes(*text_and_offsets(composed), n)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -189,6 +190,22 @@ def test_the_best_unit_of_a_transfer_on_means_is_shown_and_held(run_folder: Path
     unit = next(line["unit"] for line in reversed(lines) if line["kind"] == "linear_probe" and line["init"] == "pretrained")
     assert f"hidden {unit['number']} of run" in page.read_text()
     assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-0.5") == 0
+
+
+def test_a_probe_that_lacks_a_library_says_so_before_anything_is_done(
+    run_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "scipy" else found(name, *rest))
+    (tmp_path / "mine.csv").write_text("text,label\na good film,1\n")
+    told = "linear-probe needs scipy, which this Python lacks: pip install 'overnight[tasks]'"
+    assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 1
+    assert told in capsys.readouterr().err
+    tree = yaml.safe_load((run_folder / "run.yaml").read_text())
+    tree |= {"linear_probe": {"reviews": {"task": "csv", "path": str(tmp_path / "mine.csv")}}, "out": str(tmp_path / "new")}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    assert call("run", tmp_path / "recipe.yaml") == 1
+    assert told in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: Path, capsys: Captured) -> None:

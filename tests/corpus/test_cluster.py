@@ -295,6 +295,11 @@ def test_an_address_where_nothing_answers_or_that_is_none_is_refused(tmp_path: P
     write_corpus(tmp_path / "text", 3)
     with pytest.raises(UserError, match=r"tcp://127.0.0.1:1: no scheduler answers there within 1 s .*run the same command again"):
         prepare(Data(paths=[str(tmp_path / "text")], scheduler="tcp://127.0.0.1:1"), tmp_path / "out", silent)
+    for address in ("local", "tcp://h"):
+        with pytest.raises(
+            ConfigError, match=rf"'{address}': is no address of a Dask scheduler \(missing port number.*; write tcp://HOST:8786"
+        ):
+            prepare(Data(paths=[str(tmp_path / "text")], scheduler=address), tmp_path / "out", silent)
     with pytest.raises(ConfigError, match=r"'nonsense://x': is no address of a Dask scheduler .*; write tcp://HOST:8786"):
         prepare(Data(paths=[str(tmp_path / "text")], scheduler="nonsense://x"), tmp_path / "out", silent)
 

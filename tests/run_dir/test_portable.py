@@ -246,6 +246,7 @@ def test_a_byte_model_is_measured_on_its_own_corpus_from_anywhere(byte_run: Path
 
 
 def test_a_byte_model_without_its_data_does_all_but_to_be_measured_and_says_so(byte_run: Path, capsys: Captured) -> None:
+    pytest.importorskip("sklearn")
     shutil.rmtree(byte_run.parent.parent / "data")
     Path("mine.csv").write_text(
         "text,label\n" + "".join(f"a {w} film {i},{label}\n" for i in range(30) for w, label in (("good", 1), ("bad", 0)))
