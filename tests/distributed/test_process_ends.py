@@ -26,10 +26,10 @@ class Late:
 late = Late()
 late.itself = late
 atexit.register(print, "library written")
-def main():
+def main(words):
     print("printed", end=" ")
     {body}
-cli.main = main
+cli._main = main
 cli.command()
 """
 

@@ -54,23 +54,38 @@ def test_a_network_of_which_not_one_sequence_fits_is_not_timed(tiny: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("device", "memory", "asked", "width", "timed"),
+    ("device", "memory", "asked", "width", "precision", "timed"),
     [
-        ("cpu", 16e9, 0, 32, 32),
-        ("cuda", 16e9, 0, 32, 1024),
-        ("cuda", 16e9, 0, 8192, 512),
-        ("cuda", 16e9, 0, 1 << 16, 256),
-        ("cuda", 160e9, 0, 1 << 16, 512),
-        ("cuda", 16e9, 64, 32, 64),
+        ("cpu", 16e9, 0, 32, "bf16", 32),
+        ("cuda", 16e9, 0, 32, "bf16", 1024),
+        ("cuda", 16e9, 0, 8192, "bf16", 512),
+        ("cuda", 16e9, 0, 8192, "fp32", 256),
+        ("cuda", 16e9, 0, 1 << 16, "bf16", 256),
+        ("cuda", 160e9, 0, 1 << 16, "bf16", 512),
+        ("cuda", 16e9, 64, 32, "bf16", 64),
     ],
 )
 def test_an_open_micro_batch_is_timed_with_as_many_sequences_as_take_about_half_of_the_memory_of_a_gpu(
-    device: str, memory: float, asked: int, width: int, timed: int, tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    device: str,
+    memory: float,
+    asked: int,
+    width: int,
+    precision: str,
+    timed: int,
+    tiny: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(rehearsal, "memory_budget", lambda device: SimpleNamespace(limit=memory))
     monkeypatch.setattr(rehearsal, "_timed", lambda run, workload, phase, number, size, device: sizes.append(size) or 1.0)
-    run = tiny(**{"phases.short.global_batch_size": 1024, "phases.short.micro_batch_size": asked, "model.hidden_size": width})
+    run = tiny(
+        **{
+            "phases.short.global_batch_size": 1024,
+            "phases.short.micro_batch_size": asked,
+            "model.hidden_size": width,
+            "precision": precision,
+        }
+    )
     assert rehearsal.seconds_per_step(run, None, 0, torch.device(device)) == 1.0  # type: ignore[arg-type]
     assert sizes == [timed]
 

@@ -235,7 +235,7 @@ def test_a_byte_model_is_measured_on_its_own_corpus_from_anywhere(byte_run: Path
     capsys.readouterr()
     assert call(*evaluate) == 0
     here = capsys.readouterr().out
-    assert "bits per character" in here
+    assert "bits per byte" in here
     # Other text of the same name in the working directory is not taken for it, and measured only if it is asked for.
     Path("texts.jsonl").write_text("".join(json.dumps({"text": f"The {i}th day was long and rainy. " * 5}) + "\n" for i in range(60)))
     assert call("prepare", byte_run.parent.parent / "recipe.yaml") == 0
