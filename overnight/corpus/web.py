@@ -7,6 +7,7 @@ import importlib.util
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, OpenFile
@@ -125,10 +126,11 @@ def decoded(content: bytes, charset: str = "") -> str:
     found = detect_encoding(content)
     if found and found != "utf-8":
         return content.decode(found, "replace")
-    try:
-        return content.decode("euc_kr")  # not detected; text of another encoding hardly has all that is not ASCII in its pairs
-    except UnicodeDecodeError:
-        return content.decode("windows-1252", "replace")
+    with suppress(UnicodeDecodeError):
+        korean = content.decode("euc_kr")  # which is not detected; double letters with accents, as of Finnish, would be hanja in it
+        if 2 * sum("가" <= c <= "힣" for c in korean) > sum(not c.isascii() for c in korean):
+            return korean
+    return content.decode("windows-1252", "replace")
 
 
 def _check_extra() -> None:

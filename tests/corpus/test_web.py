@@ -91,6 +91,15 @@ def test_a_korean_or_japanese_page_that_names_no_encoding_is_read(encoding: str,
 
 
 @pytest.mark.usefixtures("resiliparse")
+@pytest.mark.parametrize("encoding", ["", "windows-1252"])
+def test_double_letters_with_accents_are_no_korean(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resiliparse.parse.encoding.detect_encoding", lambda content: encoding)
+    text = "<html><p>Pää, jää, sää, öö, üüs</p></html>"
+    assert text.encode("cp1252").decode("euc_kr"), "which are pairs of bytes there"
+    assert web.decoded(text.encode("cp1252")) == text
+
+
+@pytest.mark.usefixtures("resiliparse")
 def test_one_bad_byte_does_not_make_a_page_another_encoding() -> None:
     found = web.decoded(page().replace(b"</body>", b"<p>" + "ö".encode() * 2000 + b"\xff</p></body>"), "utf-8")
     assert "Grüße" in found and found.count("\ufffd") == 1
