@@ -43,7 +43,7 @@ def test_it_is_bf16_but_fp32_on_a_cpu_that_emulates_it(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    run = config.load_run("demo", [f"compute.device={device}"])
+    run = config.load_run("demo", [f"compute.device={device}", f"out={tmp_path / 'run'}"])
     assert run.precision == precision and f"precision: {precision}\n" in config.run_yaml(run)
     assert config.load_run("demo", ["precision=fp16"]).precision == "fp16"
 
