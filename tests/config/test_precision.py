@@ -54,7 +54,7 @@ def test_a_run_keeps_what_it_began_with_on_another_machine(tmp_path: Path, monke
     monkeypatch.setattr(machine, "has_bf16", lambda: True)
     claim_folder(begun := config.load_run("demo", overrides))
     monkeypatch.setattr(machine, "has_bf16", lambda: False)
-    assert config.load_run("demo").precision == "fp32"
+    assert config.load_run("demo", [f"out={tmp_path / 'another'}"]).precision == "fp32"
     assert config.load_run("demo", overrides) == begun == config.stored_run(tmp_path / "run") and begun.precision == "bf16"
     assert dataclasses.replace(begun, precision="fp32") == config.load_run("demo", [*overrides, "precision=fp32"])
     # A damaged file is told of where it is needed.
