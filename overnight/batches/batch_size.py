@@ -46,18 +46,18 @@ def usual_micro_batch(phase: Phase) -> int:
     return round(_USUAL_MICRO_BATCH * phase.seq_len / expected_lengths(phase).mean)
 
 
-def usual_on_gpu(model: object, phase: Phase, memory: float, number: int) -> int:
+def usual_on_gpu(model: object, phase: Phase, memory: float, element: int) -> int:
     """Return sequences of a micro-batch where it is left open: as many of full length as take about half of the memory of a GPU, 256 at least.
 
     With fewer, the GPU waits for its host where the network is small.
 
     Args:
         memory: of the GPU (bytes).
-        number: bytes of one of what a layer computes.
+        element: bytes of an activation.
     """
     if not (isinstance(phase, BertPhase) and isinstance(model, BertConfig | ModernBertConfig)):
         return _ON_GPU
-    return max(_ON_GPU, round(memory / 2 / (number * _KEPT * model.num_layers * model.hidden_size * phase.seq_len)))
+    return max(_ON_GPU, round(memory / 2 / (element * _KEPT * model.num_layers * model.hidden_size * phase.seq_len)))
 
 
 def micro_batch_sizes(phase: Phase, world: int = 1) -> list[int]:

@@ -127,7 +127,6 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
         ConfigError, DataError: when the model has no state to describe a text by, or the task cannot be read.
         UserError: when another process is writing the folder, or scikit-learn or scipy is not installed.
     """
-    check_installed()
     spec, device = run.linear_probe[name], set_up_machine(run)
     there = data_hash(environment_path(spec.path, f"linear_probe.{name}.path"))
     data = there or _kept_fact(run.run_dir, name, "data_hash")
@@ -153,6 +152,7 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
         if not missing and not uncompared:
             line.print(f"{name}: done already")
             return mine
+        check_installed()
         model, settings = load_byte_model(run.run_dir)  # before n-grams, of which a large task needs minutes
         task = read_probe_task(spec)
         for note in task.notes:

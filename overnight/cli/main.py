@@ -162,7 +162,7 @@ def _refuse_processes(command: str) -> None:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Within it the first signal raises, and those after it change nothing to the end of the process, but that Ctrl-C raises again and, in what is left then, ends it."""
+    """Within it the first signal raises, and of those after it Ctrl-C alone. Behind it, if one came, Ctrl-C ends the process at once and others change nothing."""
     received: list[BaseException] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -193,6 +193,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def _handlers_put_back() -> Iterator[None]:
+    """Leave the handlers of signals as they were, for a caller whose process lives on."""
     before = {number: signal.getsignal(number) for number in stop_signals()}
     try:
         yield

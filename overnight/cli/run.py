@@ -29,7 +29,7 @@ def run_all(run: Run, extend: bool) -> None:
 
     Raises:
         ConfigError: before anything is done, when the data of a task or BLiMP is not there, or the run folder cannot be written; before pretraining, when the budget leaves it no time.
-        UserError: where a probe lacks what it needs, before anything is done; from the stage that could not continue.
+        UserError: where a probe of a new run lacks what it needs, before anything is done; from the stage that could not continue.
     """
     finetunes = run.finetune if isinstance(run, BertRun) else {}
     probes = run.linear_probe if isinstance(run, ByteRun) else {}
@@ -38,7 +38,7 @@ def run_all(run: Run, extend: bool) -> None:
             for key, what in (("path", "folder or file with the task's data"), ("dev", "file to score on")):
                 if (path := getattr(spec, key, "")) and not environment_path(path, f"{kind}.{name}.{key}").exists():
                     raise ConfigError(f"{kind}.{name}.{key} = {path!r}: does not exist; name the {what}")
-    if probes:
+    if probes and not (run.run_dir / "run.yaml").exists():
         check_installed()
     blimp = run.evaluation.blimp if isinstance(run, BertRun) else ""
     if blimp and not environment_path(blimp, "evaluation.blimp").exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +25,13 @@ INIT = "init"
 """In a run folder, where the weights and the vocabulary lie that it begins from."""
 # Share of the characters in words that a vocabulary does not know from which on a preparation warns.
 _MANY_UNKNOWN = 0.01
+# Words that the tokenizer is given at once: of each it returns some kB.
+_AT_ONCE = 10_000
 # Distinct words held while counting, twice those that are trained on; beyond, the rarest go.
 MAX_WORDS = 1_000_000
 # Share of the letters with an accent from on which a text is hardly of a language that does without (English has 0.1 % at most), and how much of a text
-# is looked at: chunks, documents of each, and characters of each of these.
-_MANY_ACCENTS, _SAMPLES, _SAMPLE_ROWS, _SAMPLE = 0.01, 8, 100, 20_000
+# is looked at: chunks, documents of each, and characters of each of these; fewer for words, which take longer to look at.
+_MANY_ACCENTS, _SAMPLES, _SAMPLE_ROWS, _SAMPLE, _SHORT_SAMPLE = 0.01, 8, 100, 20_000, 2000
 
 
 def initial_tokens(run: Run) -> list[str] | None:
@@ -116,7 +118,7 @@ def share_of_accents(chunks: Sequence[Path]) -> float:
         chunks: clean documents.
     """
     letters, marked = 0, 0
-    for character, count in Counter("".join(_samples(chunks))).items():
+    for character, count in Counter(chain.from_iterable(_samples(chunks))).items():
         parts = unicodedata.normalize("NFD", character)
         letters += count * character.isalpha()
         marked += count * any(unicodedata.category(part) == "Mn" for part in parts)
@@ -130,15 +132,13 @@ def warn_of_unknown(chunks: Sequence[Path], tokens: Sequence[str], lowercase: bo
         chunks: clean documents.
         tokens, lowercase: as in :func:`build_tokenizer`.
     """
-    words = count_words(_samples(chunks), lowercase)
+    words = count_words((text[:_SHORT_SAMPLE] for text in _samples(chunks)), lowercase)
     tokenizer, unknown = build_tokenizer(tokens, lowercase), tokens.index("[UNK]")
-    every = sum(len(word) * count for word, count in words.items())
-    lost = [
-        word
-        for word, found in zip(words, tokenizer.encode_batch_fast(list(words), add_special_tokens=False), strict=True)
-        if unknown in found.ids
-    ]
-    length = sum(len(word) * words[word] for word in lost)
+    lost, rest = list[str](), iter(words)
+    while some := list(islice(rest, _AT_ONCE)):
+        encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
+        lost += [word for word, encoding in zip(some, encoded, strict=True) if unknown in encoding.ids]
+    every, length = (sum(len(word) * words[word] for word in each) for each in (words, lost))
     if length <= _MANY_UNKNOWN * every:
         return
     long = sum(len(word) * words[word] for word in lost if len(word) > LONGEST_WORD)
@@ -185,7 +185,7 @@ def new_words(words: WordCounts, tokens: Sequence[str], lowercase: bool, count: 
     tokenizer = build_tokenizer(tokens, lowercase)
     frequent = (word for word, times in words.most_frequent().items() if times > 1 and word.isalpha() and len(word) <= LONGEST_WORD)
     found: list[str] = []
-    while some := list(islice(frequent, 10_000)):
+    while some := list(islice(frequent, _AT_ONCE)):
         encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
         known = set(tokens)
         found += [word for word, encoding in zip(some, encoded, strict=True) if len(encoding.ids) > 1 or word not in known]

@@ -17,7 +17,7 @@ from overnight.optim.state import is_plain
 
 # Known before a step is compiled, which cannot look it up.
 EMULATES_BF16 = not has_bf16()
-# Numbers of matrices of one shape that are taken at once, at most: the iteration has five times as many at a time.
+# Elements of the matrices that are taken at once, at most (32 MB and 512 MB): the iteration needs five times their memory.
 _AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 

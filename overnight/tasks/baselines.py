@@ -30,7 +30,7 @@ def baselines(task: TaskData, train: Sequence[Example], splits: Sequence[Sequenc
     `largest class` answers always the same (where accuracy is the metric); `word counts` is a regression on the TF-IDF of words and pairs of
     words, for single texts; `shared words`, for pairs, answers by the share of their different words that both texts have: that share
     itself, or which of two classes by the threshold that is right most often on the training rows. `docnames` has a rule of its own, `word
-    overlap`. What a word is says :func:`overnight.tasks.words.word_pattern`. Without scikit-learn there are no word counts.
+    overlap`. :func:`overnight.tasks.words.word_pattern` says what a word is. Without scikit-learn there are no word counts.
 
     Args:
         task: what is asked.

@@ -146,7 +146,9 @@ def test_a_byte_model_of_bf16_answers_in_fp32_where_the_processor_would_emulate_
     assert answering == ["fp32", "fp32", "bf16", "bf16", "bf16", "bf16"]
 
 
-def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_transfer_heatmap_and_a_held_unit_follow_each_other(
+    run_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("sklearn")
     rows = "".join(f"{'a good' if i % 2 else 'so bad a'} film {i},{i % 2}\n" for i in range(120))
     (tmp_path / "mine.csv").write_text("text,label\n" + rows)
@@ -162,7 +164,9 @@ def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tm
     assert call(*heatmap, "--tanh") == 0
     assert "tanh of cell " in page.read_text()
     assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-2.5", "--temperature", 0) == 0
-    assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
+    with monkeypatch.context() as patch:  # what is done needs no library
+        hide_scipy(patch)
+        assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
     assert "done already" in capsys.readouterr().out
     # The task's keys, and how this machine computes: features of another precision are judged anew.
     assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--precision=bf16", "--seeds=[1]") == 0
@@ -192,11 +196,16 @@ def test_the_best_unit_of_a_transfer_on_means_is_shown_and_held(run_folder: Path
     assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-0.5") == 0
 
 
+def hide_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have it look as if it were not installed."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "scipy" else found(name, *rest))
+
+
 def test_a_probe_that_lacks_a_library_says_so_before_anything_is_done(
     run_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "scipy" else found(name, *rest))
+    hide_scipy(monkeypatch)
     (tmp_path / "mine.csv").write_text("text,label\na good film,1\n")
     told = "linear-probe needs scipy, which this Python lacks: pip install 'overnight[tasks]'"
     assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 1
