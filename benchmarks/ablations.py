@@ -7,10 +7,12 @@
 
 The base is the recipe; a variant is the recipe with the overrides of VARIANTS. Every training has the same minutes (`benchmarks/timed_training.py`
 says how), so what makes a step slower pays for it. Scores are those of `overnight evaluate` on the same raw validation text: bits per character,
-masked accuracy, and BLiMP. The gain is in bits per character against the base with the same seed: mean and standard deviation over the seeds. Optimizers
-come with more than one rate, since that of the base may suit another badly. Variants of the vocabulary are to be compared by BLiMP: a larger
-vocabulary masks longer tokens, of which even a model that knows only their frequencies needs fewer bits a character. Filters change the training text
-only: the validation text is that of the base.
+those of whole words, masked accuracy, and BLiMP. The gain is in bits per character against the base with the same seed: mean and standard deviation over the
+seeds. Optimizers come with more than one rate, since that of the base may suit another badly. Variants of the vocabulary are to be compared by the bits of
+whole words. Filters change the training text only: the validation text is that of the base.
+
+Where the machine has other work, `--minutes 0` gives all the same steps; `--share 'vocabulary 16,384=0.9'` gives a variant so many of them, by what its steps
+are known to take.
 
 A variant that this version of `overnight` refuses is in the table with the reason, and one that changes nothing about the base with that.
 
@@ -68,10 +70,13 @@ class Study:
     trial_seconds: float
     blimp: str
     pairs: int
+    shares: tuple[tuple[str, float], ...] = ()
+    """Of the steps of the base, for variants whose steps take another time."""
 
     def facts(self) -> dict[str, Any]:
         """Return what the results depend on."""
-        return {name: value for name, value in asdict(self).items() if name not in ("out", "work", "trial_seconds")}
+        left_out = ("out", "work", "trial_seconds", *(() if self.shares else ("shares",)))
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @cached_property
     def base(self) -> Run:
@@ -85,6 +90,8 @@ class Study:
             ConfigError: when this version of `overnight` refuses them.
         """
         made = [*self.overrides, *expanded(self.base, VARIANTS.get(name, ())), f"seed={seed}"]
+        if share := dict(self.shares).get(name):
+            made += [f"phases.{phase}.steps={round(share * self.base.phases[phase].steps)}" for phase in self.base.phases]
         run = config.load_run(self.recipe, [*made, NO_BUDGET])
         same = dataclasses.replace(run.data, vocab_size=self.base.data.vocab_size) == self.base.data
         return [*made, data_override(run, self.work / f"data-{run.data.vocab_size if same else slug(name)}")]
@@ -189,16 +196,16 @@ def table(results: Sequence[Mapping[str, Any]], refused: Mapping[str, str]) -> I
     """Yield the table, in Markdown, and below it the variants that were not trained."""
     yield "Mean ± standard deviation over the seeds; the gain is in bits per character, against the base with the same seed."
     yield ""
-    yield "| variant | gain | bits per character | masked accuracy, % | BLiMP, % | steps | seeds |"
-    yield "|---" * 7 + "|"
+    yield "| variant | gain | bits per character | of whole words | masked accuracy, % | BLiMP, % | steps | seeds |"
+    yield "|---" * 8 + "|"
     for row in rows(results):
         scores = [r["scores"] for r in row.results]
-        bits = mean_and_spread([s["bits_per_character"] for s in scores], ".3f")
+        bits, words = (mean_and_spread([s.get(key) for s in scores], ".3f") for key in ("bits_per_character", "word_bits_per_character"))
         accuracy, blimp = (mean_and_spread([percent(s.get(key)) for s in scores], ".1f") for key in ("masked_accuracy", "blimp"))
         gain = "" if row.name == BASE else mean_and_spread(row.gains, "+.3f")
         steps = round(statistics.fmean(r["steps"] for r in row.results))
         label = f"**{BASE}**" if row.name == BASE else row.name
-        yield f"| {label} | {gain} | {bits} | {accuracy} | {blimp} | {steps:,} | {len(row.results)} |"
+        yield f"| {label} | {gain} | {bits} | {words} | {accuracy} | {blimp} | {steps:,} | {len(row.results)} |"
     yield from ("", *(f"- {name}: not trained, {why}" for name, why in refused.items()))
 
 
@@ -219,6 +226,13 @@ def write(out: Path) -> None:
     write_json(out / "summary.json", {"environment": environment(), "results": results, "refused": refused, "report": lines})
 
 
+def _shares(given: Sequence[str], minutes: float) -> Iterator[tuple[str, float]]:
+    for name, _, share in (each.rpartition("=") for each in given):
+        if name not in VARIANTS or minutes:
+            raise SystemExit(f"--share {name}={share}: {'is for --minutes 0' if minutes else 'names no variant'}")
+        yield name, float(share)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train what is not done, and write the results; what the parser does not know are overrides of the base."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -231,6 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--trial-seconds", type=float, default=10, help="how long a speed is measured, where it has to be")
     parser.add_argument("--blimp", default="$OVERNIGHT_DATA/blimp/blimp.tar.xz", help="archive or folder; '' leaves BLiMP out")
+    parser.add_argument(
+        "--share", nargs="+", default=[], metavar="VARIANT=SHARE", help="with --minutes 0: of the base's steps that a variant has"
+    )
     parser.add_argument("--pairs", type=int, default=50, help="of a paradigm of BLiMP")
     parser.add_argument("--work", type=Path, default=Path("runs/ablations"), help="folder of the prepared texts, models and logs")
     parser.add_argument("--list", action="store_true", help="only say which variants are to be trained")
@@ -247,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trial_seconds=given.trial_seconds,
         blimp=given.blimp,
         pairs=given.pairs,
+        shares=tuple(_shares(given.share, given.minutes)),
     )
     if not given.draw:
         try:

@@ -15,6 +15,7 @@ from overnight.evaluation.masked_lm import MaskedLM, RunMaskedLM
 from overnight.evaluation.pseudo_likelihood import score_blimp
 from overnight.evaluation.results import blimp_results, keep_results, kept_results
 from overnight.evaluation.texts import NothingToPredictError, Text, text_of_shards
+from overnight.evaluation.whole_words import word_score
 from overnight.report.evaluation_text import results_lines
 
 PAIRS = 100
@@ -44,8 +45,9 @@ def evaluate_model(model: MaskedLM, requested: Requested, folder: Path, line: Li
 
     Returns:
         `model` (the digest of its weights), `checkpoint` (its name), `texts`: by name the fields of
-        :class:`overnight.evaluation.masked.MaskedScore`, and where it was wanted
-        `blimp` (see :func:`overnight.evaluation.results.blimp_results`); each with its `precision`.
+        :class:`overnight.evaluation.masked.MaskedScore` and, where it has words to hide, of
+        :class:`overnight.evaluation.whole_words.WordScore`; and where it was wanted `blimp` (see
+        :func:`overnight.evaluation.results.blimp_results`); each with its `precision`.
 
     Raises:
         DataError: of what cannot be read or scored.
@@ -55,6 +57,8 @@ def evaluate_model(model: MaskedLM, requested: Requested, folder: Path, line: Li
     for text in requested.texts:
         name = text.name if requested.seq_len == SEQ_LEN else f"{text.name}, sequences of {requested.seq_len}"
         found["texts"][name] = {**asdict(masked_score(model, text, line, requested.seq_len)), "precision": model.precision}
+        if words := word_score(model, text, line, requested.seq_len):
+            found["texts"][name] |= asdict(words)
         line.clear()
     if paradigms:
         scores = score_blimp(model, paradigms, requested.pairs, folder, line)

@@ -16,6 +16,8 @@ from overnight.evaluation.texts import MAX_TOKENS
 
 # Tokens that BLiMP has a pair: both sentences, each as often as it has tokens (15.8 M for all 67,000 pairs with BERT's vocabulary). Paradigms, and pairs of each.
 _TOKENS_PER_PAIR, _PARADIGMS, _PAIRS = 236, 67, 1000
+# Tokens that are read to measure a text, for each that it has: once for its bits per character, and 0.8 times for those of whole words (without a command, demo).
+READINGS = 1.8
 # Sequences that are timed.
 _SEQUENCES = 32
 
@@ -42,4 +44,5 @@ def evaluation_seconds(run: BertRun) -> float:
             float(sum(loss.sum() for loss in workload.model.losses(batch.to(device), DTYPES[run.precision])[0].values()))
         took, tokens = time.perf_counter() - begun, step.tokens
     blimp = _PARADIGMS * (run.evaluation.blimp_pairs or _PAIRS) * _TOKENS_PER_PAIR if run.evaluation.blimp else 0
-    return took / max(1, tokens) * (min(MAX_TOKENS, load_manifest(run.data_dir).count("valid", "tokens")) + blimp)
+    text = READINGS * min(MAX_TOKENS, load_manifest(run.data_dir).count("valid", "tokens"))
+    return took / max(1, tokens) * (text + blimp)

@@ -12,6 +12,8 @@ from overnight.evaluation.blimp import Mean, ParadigmScore, grouped, mean
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_mapping, sealed
 
+_OF_TEXT = ("bits_per_character", "word_bits_per_character", "word_standard_error", "masked_accuracy", "mlm_loss", "characters")
+
 
 def blimp_results(scores: list[ParadigmScore], pairs: int) -> dict[str, Any]:
     """Return what scores of paradigms add up to.
@@ -40,7 +42,7 @@ def flat_results(found: dict[str, Any]) -> dict[str, Any]:
     text = next(iter(found["texts"].items()), None)
     flat: dict[str, Any] = {"checkpoint": found["checkpoint"], "model": found["model"]}
     if text:
-        flat |= {"text": text[0]} | {key: text[1][key] for key in ("bits_per_character", "masked_accuracy", "mlm_loss", "characters")}
+        flat |= {"text": text[0]} | {key: text[1][key] for key in _OF_TEXT if key in text[1]}
     if blimp := found.get("blimp"):
         flat |= {"blimp": blimp["accuracy"], "blimp_standard_error": blimp["standard_error"], "blimp_pairs": blimp["pairs"]}
     return {**flat, "details": found}

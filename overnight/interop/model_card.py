@@ -161,6 +161,8 @@ def _scores(run: BertRun) -> Iterator[str]:
     rows = []
     for name, score in found.get("texts", {}).items():
         rows.append(f"| bits per character of {', '.join(map(_place, name.split(', ')))} | {number(score['bits_per_character'], 3)} |")
+        if "word_bits_per_character" in score:
+            rows.append(f"| bits per character of whole words | {number(score['word_bits_per_character'], 2)} |")
         rows.append(f"| masked accuracy at 15 % | {share(score['masked_accuracy'])} |")
     if isinstance(blimp := found.get("blimp"), dict):
         rows.append(f"| BLiMP | {share(blimp['accuracy'])} |")

@@ -23,9 +23,14 @@ def results_lines(found: dict[str, Any], groups: bool = True) -> list[str]:
 
 def masked_line(name: str, score: dict[str, Any]) -> str:
     """Return bits per character and masked accuracy of a text, in words."""
+    words = score.get("word_bits_per_character")
+    error = score.get("word_standard_error")
+    whole = (
+        "" if words is None else f", of whole words {number(words, 2)}" + ("" if error is None else f" (standard error {number(error, 2)})")
+    )
     unknown = f"; {share(score['unknown'])} of its characters are unknown to the model, and cheap to guess" if score["unknown"] else ""
     return (
-        f"{name}: bits per character {number(score['bits_per_character'], 3)}  masked accuracy {share(score['masked_accuracy'])} "
+        f"{name}: bits per character {number(score['bits_per_character'], 3)}{whole}  masked accuracy {share(score['masked_accuracy'])} "
         f"of {plural(score['masked_tokens'], 'token')} at 15 %, in {plural(score['characters'], 'character')}{unknown}"
     )
 

@@ -213,6 +213,8 @@ class _MaskedScore:
     masked_tokens: int
     characters: int
     unknown: float
+    word_bits_per_character: float | None = None
+    word_standard_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ def study(recipe: str, tmp_path: Path) -> Study:
 
 def result(variant: str, seed: int, bits: float) -> dict[str, Any]:
     """A result as the study keeps it."""
-    scores = {"bits_per_character": bits, "masked_accuracy": 0.25, "blimp": None, "characters": 800}
+    scores = {"bits_per_character": bits, "word_bits_per_character": bits + 1, "masked_accuracy": 0.25, "blimp": None, "characters": 800}
     return {"variant": variant, "seed": seed, "steps": 10, "scores": scores}
 
 
@@ -60,6 +61,19 @@ def test_a_variant_changes_its_ingredient_and_keeps_the_schedule(recipe: str, tm
     assert not any("schedule" in key for key in changed) and base.seed == other.seed == 3
     masks = config.load_run(recipe, here.variant("masks 30 %", 0)).phases["long"]
     assert isinstance(masks, config.BertPhase) and (masks.mlm_probability, masks.max_predictions_per_seq) == (0.3, 0), "nothing is cut"
+
+
+def test_a_variant_whose_steps_take_longer_has_its_share_of_them(recipe: str, tmp_path: Path) -> None:
+    here = dataclasses.replace(study(recipe, tmp_path), shares=(("lr x2", 0.5),))
+    steps = {name: [p.steps for p in config.load_run(recipe, here.variant(name, 0)).phases.values()] for name in (BASE, "lr x2", "lr x0.5")}
+    assert steps[BASE] == steps["lr x0.5"] == [6, 4] and steps["lr x2"] == [3, 2]
+    assert "shares" not in study(recipe, tmp_path).facts() and here.facts()["shares"] == (("lr x2", 0.5),)
+    for given, why in (
+        (["--minutes=1", "--share=lr x2=0.5"], "is for --minutes 0"),
+        (["--minutes=0", "--share=typo=1"], "names no variant"),
+    ):
+        with pytest.raises(SystemExit, match=why):
+            main(["--recipe", recipe, "--list", *given])
 
 
 def test_text_is_prepared_once_for_each_vocabulary_and_each_filter(recipe: str, tmp_path: Path) -> None:
@@ -112,8 +126,9 @@ def test_the_table_is_sorted_by_the_gain_against_the_same_seed() -> None:
     results.append(result("of another seed", 7, 1.0))
     assert [(row.name, row.gain) for row in rows(results)] == [("good", pytest.approx(0.15)), (BASE, 0.0), ("bad", -0.5)]
     lines = list(table(results, {"later": "refused: unknown key"}))
-    assert lines[4] == "| good | +0.150 ± 0.071 | 2.950 ± 0.071 | 25.0 ± 0.0 | - | 10 | 2 |"
-    assert lines[5].startswith("| **base** |  | 3.100 ± 0.141 |") and lines[6].startswith("| bad | -0.500 | 3.500 | 25.0 | - | 10 | 1 |")
+    assert lines[4] == "| good | +0.150 ± 0.071 | 2.950 ± 0.071 | 3.950 ± 0.071 | 25.0 ± 0.0 | - | 10 | 2 |"
+    assert lines[5].startswith("| **base** |  | 3.100 ± 0.141 |")
+    assert lines[6].startswith("| bad | -0.500 | 3.500 | 4.500 | 25.0 | - | 10 | 1 |")
     assert lines[-1] == "- later: not trained, refused: unknown key"
     assert mean_and_spread([None, 2.0], ".1f") == "2.0"
 

@@ -57,7 +57,16 @@ def test_a_run_and_its_export_are_measured_on_the_same_text_and_pairs(run: Path,
     more = ("--text", text, "--max-tokens=5000", f"--blimp={blimp}", "--pairs=9", "--json")
     assert call(run, *more, str(run / "x.json")) == 0 == call(folder, *more, str(run / "y.json")), capsys.readouterr().err
     ours, theirs = results(run / "x.json"), results(run / "y.json")
-    for key in ("bits_per_character", "masked_accuracy", "blimp", "blimp_standard_error", "blimp_pairs", "text", "characters"):
+    for key in (
+        "bits_per_character",
+        "word_bits_per_character",
+        "masked_accuracy",
+        "blimp",
+        "blimp_standard_error",
+        "blimp_pairs",
+        "text",
+        "characters",
+    ):
         assert ours[key] == pytest.approx(theirs[key], rel=1e-4) if isinstance(ours[key], float) else ours[key] == theirs[key], key
     assert (
         ours["blimp_pairs"] == 9 and ours["text"] == f"{text}, 5,000 tokens" and 0 < ours["bits_per_character"] < 10 and "split" not in ours

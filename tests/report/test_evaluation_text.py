@@ -98,11 +98,15 @@ def test_the_summary_says_what_was_measured_and_when_the_plateau_was_left(tmp_pa
         "x", {**SCORE, "unknown": 0.01}
     )
     assert blimp_line({**BLIMP, "ties": 0, "indistinguishable": 0}).endswith("6,700 pairs; no ties")
+    words = {**SCORE, "word_bits_per_character": 4.376, "word_standard_error": 0.0421}
+    assert "bits per character 2.346, of whole words 4.38 (standard error 0.04)  masked" in masked_line("x", words)
+    assert "of whole words 4.38  masked" in masked_line("x", {**words, "word_standard_error": None})
     assert "standard error" not in blimp_line({**BLIMP, "standard_error": None})
 
 
 def test_the_page_has_the_tables_for_one_run_and_for_several(tmp_path: Path) -> None:
-    one = evaluated(tmp_path / "one", texts={"valid": SCORE, "<b>.txt": {**SCORE, "bits_per_character": 3.21}})
+    other = {**SCORE, "bits_per_character": 3.21, "word_bits_per_character": 4.376, "word_standard_error": 0.0421}
+    one = evaluated(tmp_path / "one", texts={"valid": SCORE, "<b>.txt": other})
     bare, plain = evaluated(tmp_path / "bare", "bare"), write_run(tmp_path / "plain", metrics(), settings("plain"))
     (bare / "evaluation.json").write_text(json.dumps({"checkpoint": "step-1", "texts": {}}))
     text = Page(write_report([one], tmp_path / "one.html")).text
@@ -110,6 +114,7 @@ def test_the_page_has_the_tables_for_one_run_and_for_several(tmp_path: Path) -> 
         "Yardsticks",
         "2.346",
         "3.210",
+        "4.38 ± 0.04",
         "<b>.txt",
         "61.2 %",
         "± 0.6",
