@@ -24,11 +24,13 @@ from overnight.console import Line
 from overnight.corpus.tokenizer import copy_tokenizer
 from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError, DataError
+from overnight.evaluation import whole_words
 from overnight.evaluation.huggingface import HuggingFaceMaskedLM, is_huggingface
 from overnight.evaluation.masked import masked_score
 from overnight.evaluation.masked_lm import RunMaskedLM
 from overnight.evaluation.pseudo_likelihood import pseudo_log_likelihoods
 from overnight.evaluation.texts import Text
+from overnight.evaluation.whole_words import word_score
 from overnight.interop.export import export_run
 from tests.conftest import topics
 
@@ -124,6 +126,26 @@ def test_bits_per_character_are_those_of_transformers_with_the_same_masks(kind: 
     assert found.masked_tokens == len(log_p)
     assert found.mlm_loss == pytest.approx(-np.mean(log_p), rel=1e-5)
     assert found.bits_per_character == pytest.approx(-sum(log_p) / found.masked_characters / math.log(2), rel=1e-5)
+
+
+def test_bits_of_whole_words_are_those_of_transformers_word_by_word(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_words, "RATE", 1.0)
+    text = Text("short", [passage for sentence in SENTENCES[:2] for passage in (sentence, *["left out"] * 3)])
+    found = word_score(opened(bert), text, Line(io.StringIO()))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
+    sizes, nats = list[int](), 0.0
+    for passage in text.passages[::4]:
+        encoded = tokenizer(passage)
+        ids, numbers = encoded["input_ids"], encoded.word_ids()
+        words = [[at for at, number in enumerate(numbers) if number == word] for word in range(max(filter(None, numbers)) + 1)]
+        sizes += map(len, words)
+        for told in range(max(map(len, words))):
+            seen = {0, len(ids) - 1, *(at for word in words if len(word) > told for at in word[:told])}
+            shown = [token if at in seen else tokenizer.mask_token_id for at, token in enumerate(ids)]
+            nats -= sum(naive(bert, ids, [word[told] for word in words if len(word) > told], shown))
+    nats -= sum(math.log(sizes.count(size) / len(sizes)) for size in sizes)
+    assert found is not None and found.hidden_words == len(sizes) and max(sizes) > 2
+    assert found.word_bits_per_character == pytest.approx(nats / math.log(2) / sum(map(len, text.passages[::4])), rel=1e-5)
 
 
 @pytest.mark.parametrize("cased", [True, False])
