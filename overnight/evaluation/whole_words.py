@@ -3,8 +3,8 @@
 15 % of the words are hidden, the same for every model, each behind as many [MASK] as it has tokens. A word is guessed token by token, from left to right
 (Kauf and Ivanova 2023, arXiv 2305.10588): the model is told a word's tokens before the next one is asked for, so that the product of their probabilities is
 that of the word. All words of a sequence are guessed at once: one by one, the first tokens of the others would not be told, which changes nothing that counts
-and takes as many readings as there are tokens of split words. What the number of [MASK] gives away, how many tokens the word has, is paid for by the frequencies of those numbers. So the sum is what it
-takes to write the hidden words down, whatever they are split into.
+and takes as many readings as there are tokens of split words. What the number of [MASK] gives away, how many tokens the word has, is paid for by the
+frequencies of those numbers. So the sum is what it takes to write the hidden words down, whatever they are split into.
 
 Shapes: T tokens of a passage or a sequence, W words of a passage, N tokens of a flat batch, M predicted positions.
 """
@@ -146,8 +146,9 @@ def _sequences(model: MaskedLM, passage: int, ids: np.ndarray, words: _Words, lo
         left = len(ids) - start
         end = start + -(-left // -(-left // longest))
         if end < len(ids):
-            between = words.starts[np.searchsorted(words.starts, end, side="right") - 1]
-            end = int(between) if between > start else end
+            between = int(words.starts[np.searchsorted(words.starts, end, side="right") - 1])
+            first_ends = int(words.starts[np.searchsorted(words.starts, start, side="right")])
+            end = between if between > start else min(first_ends, start + longest)
         if size[start:end].any():
             around = [model.vocabulary.cls, *ids[start:end], model.vocabulary.sep]
             yield _Sequence(

@@ -146,6 +146,20 @@ def test_words_that_no_sequence_holds_or_that_are_longer_than_words_are_not_hidd
     assert scored(table(LETTERS, lambda ids, at: -1.0), Text("x", ["\u200b"])) is None
 
 
+def test_a_word_that_fits_is_in_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_words, "RATE", 1.0)
+    model = Recorded(lambda ids, at: -1.0, LETTERS)
+    model.longest, model.batch_tokens, model.asked = 14, 90, []  # type: ignore[misc]
+    scored(model, Text("x", ["abcdefghij klm"]))  # 13 tokens in sequences of 12: two of 7 and 6 would cut the first word
+    assert {len(sequence) for sequence, _, _ in model.asked} == {12, 5}
+    assert [
+        "".join(wanted.lstrip("#") for _, _, wanted in model.asked if wanted.lstrip("#") in word) for word in ("abcdefghij", "klm")
+    ] == [
+        "abcdefghij",
+        "klm",
+    ]
+
+
 def test_a_sequence_ends_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     model = table(LETTERS, lambda ids, at: -1.0, longest=20)
     monkeypatch.setattr(whole_words, "RATE", 1.0)
