@@ -12,7 +12,15 @@ from overnight.evaluation.blimp import Mean, ParadigmScore, grouped, mean
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_mapping, sealed
 
-_OF_TEXT = ("bits_per_character", "word_bits_per_character", "word_standard_error", "masked_accuracy", "mlm_loss", "characters")
+_OF_TEXT = (
+    "bits_per_character",
+    "word_bits_per_character",
+    "word_standard_error",
+    "split_bits_per_character",
+    "masked_accuracy",
+    "mlm_loss",
+    "characters",
+)
 
 
 def blimp_results(scores: list[ParadigmScore], pairs: int) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class WordScore:
     """Bits to write the hidden words down, over their characters, each with the space before it."""
     word_standard_error: float | None
     """Of that, by how much passages differ; None of a single one."""
+    split_bits_per_character: float
+    """The part of them that tells how many tokens each word has."""
     hidden_words: int
 
 
@@ -96,13 +98,14 @@ def word_score(model: MaskedLM, text: Text, line: Line, seq_len: int = SEQ_LEN) 
         return None
     frequencies = np.bincount(np.concatenate([each.sizes for each in words]))
     nats = np.array([-np.log(frequencies[each.sizes[each.hidden]] / frequencies.sum()).sum() for each in words])
+    split = float(nats.sum() / math.log(2) / characters.sum())
     lengths, done = np.array([len(each.ids) for each in sequences]), 0
     for rows in grouped_by_tokens(lengths, model.batch_tokens):
         for passage_M, log_p_M in _guesses(model, sequences[rows]):
             np.subtract.at(nats, passage_M, log_p_M.astype(np.float64))
         done += len(sequences[rows])
         line.update(f"bits per character of whole words of {text.name}: {share(done / len(sequences))} of the text")
-    return WordScore(*_ratio(nats / math.log(2), characters), hidden_words=sum(int(each.hidden.sum()) for each in words))
+    return WordScore(*_ratio(nats / math.log(2), characters), split, hidden_words=sum(int(each.hidden.sum()) for each in words))
 
 
 def _words(passage: str, number: int, offsets: np.ndarray, longest: int) -> _Words:

@@ -72,7 +72,7 @@ def test_the_number_of_tokens_is_paid_for_by_its_frequency() -> None:
     text = Text("x", [" ".join(words)])
     found = scored(table(LETTERS, lambda ids, at: 0.0), text)  # who knows every letter once it is told how many there are
     assert found.hidden_words == pytest.approx(0.15 * 600, rel=0.3) and found.word_standard_error is None
-    assert found.word_bits_per_character == pytest.approx(1 / 3, rel=0.2)  # a bit for 2 or 4 characters
+    assert found.word_bits_per_character == found.split_bits_per_character == pytest.approx(1 / 3, rel=0.2)  # a bit for 2 or 4 characters
     assert scored(table([*SPECIALS, "a", "bcd"], lambda ids, at: 0.0), text).word_bits_per_character == 0
 
 
