@@ -121,9 +121,8 @@ def _words(passage: str, number: int, offsets: np.ndarray, longest: int) -> _Wor
     if not len(spans) or not len(offsets):
         return _Words(np.array([0, len(offsets)]), np.zeros(1, np.int64), np.zeros(1, bool))
     # The word whose end is the first behind a token's start, and the one whose start is the last before its end; of a token of mere spaces the next one.
-    first = np.minimum(np.searchsorted(spans[:, 1], offsets[:, 0], side="right"), max(0, len(spans) - 1))
-    last = np.maximum(first, np.searchsorted(spans[:, 0], offsets[:, 1], side="left") - 1)
-    last = np.maximum.accumulate(last)
+    first = np.minimum(np.searchsorted(spans[:, 1], offsets[:, 0], side="right"), len(spans) - 1)
+    last = np.maximum.accumulate(np.maximum(first, np.searchsorted(spans[:, 0], offsets[:, 1], side="left") - 1))
     begins = np.flatnonzero(np.append(True, first[1:] > last[:-1])[: len(first)])
     starts, ends = np.append(begins, len(first)), np.append(begins[1:], len(first)) - 1
     first, last = first[begins], last[ends]

@@ -61,9 +61,8 @@ def test_vocabularies_that_give_a_word_the_same_probability_have_the_same_bits()
     # All have three letters, so that nothing is to be paid for the number of them.
     letters = scored(table(LETTERS, lambda ids, at: -math.log(4) / 3), text)
     assert whole.hidden_words == letters.hidden_words > 100
-    assert whole.word_bits_per_character == pytest.approx(
-        2 / 4, rel=5e-3
-    )  # 2 bits a word of four characters, the first of a passage of three
+    # 2 bits a word of four characters, the first of a passage of three.
+    assert whole.word_bits_per_character == pytest.approx(2 / 4, rel=5e-3)
     assert letters.word_bits_per_character == pytest.approx(whole.word_bits_per_character, rel=1e-6)
 
 
@@ -131,9 +130,8 @@ def test_the_same_words_are_hidden_whatever_the_tokens(units: list[str], gaps: i
 
 
 def test_words_that_a_token_joins_are_one() -> None:
-    offsets = np.array(
-        [[0, 2], [2, 4], [4, 6], [6, 10]]
-    )  # it, s. without the space between them, then a and dog, each with the space before it
+    # "it", "s.", and with the space before each "a" and "dog".
+    offsets = np.array([[0, 2], [2, 4], [4, 6], [6, 10]])
     found = whole_words._words("its. a dog", 0, offsets, 10)
     assert found.characters.tolist() == [4, 2, 4] and found.sizes.tolist() == [2, 1, 1]
 
@@ -152,12 +150,8 @@ def test_a_word_that_fits_is_in_one_sequence(monkeypatch: pytest.MonkeyPatch) ->
     model.longest, model.batch_tokens, model.asked = 14, 90, []  # type: ignore[misc]
     scored(model, Text("x", ["abcdefghij klm"]))  # 13 tokens in sequences of 12: two of 7 and 6 would cut the first word
     assert {len(sequence) for sequence, _, _ in model.asked} == {12, 5}
-    assert [
-        "".join(wanted.lstrip("#") for _, _, wanted in model.asked if wanted.lstrip("#") in word) for word in ("abcdefghij", "klm")
-    ] == [
-        "abcdefghij",
-        "klm",
-    ]
+    asked = [wanted.lstrip("#") for _, _, wanted in model.asked]
+    assert ["".join(letter for letter in asked if letter in word) for word in ("abcdefghij", "klm")] == ["abcdefghij", "klm"]
 
 
 def test_a_sequence_ends_between_words(monkeypatch: pytest.MonkeyPatch) -> None:

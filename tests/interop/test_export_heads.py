@@ -243,6 +243,7 @@ def test_a_model_card_says_data_recipe_steps_scores_license_and_seed(pretrained:
         "10 steps, 80 sequences, ",
         "seed 0.",
         "bits per character",
+        "| bits per character of whole words |",
         "masked accuracy",
         "## License\n\ncc-by-4.0.",
     ):
