@@ -21,6 +21,10 @@ from typing import Literal
 _trim, _tune = (getattr(ctypes.CDLL(None), name, None) for name in ("malloc_trim", "mallopt"))
 # What a machine has where there is a GPU: NVIDIA's, the same in Windows' Linux, and AMD's.
 _NVIDIA, _AMD = ("/dev/nvidia[0-9]*", "/usr/lib/wsl/lib/libcuda.so*"), ("/dev/kfd",)
+# What NVIDIA's driver tells of its GPUs; in Windows' Linux it lies where the loader may not look.
+_NVML = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
+BF16_CAPABILITY = (8, 0)
+"""The least compute capability of a GPU with hardware for bf16; torch emulates it on another one, and calls it supported there, too."""
 # Numbers of glibc's malloc.h, and the variables by which a user tunes the same.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _TUNED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -55,14 +59,38 @@ def has_fp16() -> bool:
     return not {"avx512_fp16", "amx_fp16", "asimdhp"}.isdisjoint(processor()[1])
 
 
-def usual_precision(device: str) -> Literal["bf16", "fp32"]:
-    """Return what `precision: auto` means on this machine: bf16, but fp32 on a CPU without instructions for bf16.
+def usual_precision(device: str) -> Literal["bf16", "fp16", "fp32"]:
+    """Return what `precision: auto` means on this machine: bf16, but where there is no hardware for it fp16 on a GPU and fp32 on a CPU.
 
     Args:
         device: `compute.device`; what is asked for must be known before torch is loaded.
     """
-    on_gpu = device == "cuda" or (device == "auto" and _has_gpu())
-    return "bf16" if on_gpu or has_bf16() else "fp32"
+    if device != "cuda" and not (device == "auto" and _has_gpu()):
+        return "bf16" if has_bf16() else "fp32"
+    capabilities = _gpu_capabilities()
+    return "fp16" if capabilities and max(capabilities) < BF16_CAPABILITY else "bf16"
+
+
+def _gpu_capabilities() -> list[tuple[int, int]]:
+    """Return the compute capabilities of NVIDIA's GPUs, as far as its driver tells them. CUDA is not started: processes that are forked afterwards could not use it."""
+    for name in _NVML:
+        try:
+            nvml = ctypes.CDLL(name)
+        except OSError:
+            continue
+        count, gpu, major, minor = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return []
+        # Every function returns 0 where it could do it.
+        found = [
+            (major.value, minor.value)
+            for number in range(count.value)
+            if not nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(gpu))
+            and not nvml.nvmlDeviceGetCudaComputeCapability(gpu, ctypes.byref(major), ctypes.byref(minor))
+        ]
+        nvml.nvmlShutdown()
+        return found
+    return []
 
 
 def _has_gpu() -> bool:

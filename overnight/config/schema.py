@@ -252,7 +252,7 @@ class Run:
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of initialization, order, pairs, masks and dropout (0 to 2^32-1)."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"] = "fp32"
-    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always. auto is bf16, but fp32 on a CPU without instructions for bf16; a run keeps what it began with. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale; fp8 is bf16 with the matrix products of the layers in 8 bits (the extra `fp8`, compute capability 8.9; on an H200 slower than bf16); int8 is so on a CPU, to predict and embed only."""
+    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always. auto is bf16, but without hardware for it fp16 on a GPU and fp32 on a CPU; a run keeps what it began with. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale; fp8 is bf16 with the matrix products of the layers in 8 bits (the extra `fp8`, compute capability 8.9; on an H200 slower than bf16); int8 is so on a CPU, to predict and embed only."""
     budget: str = ""
     """Time that everything may take, such as `8h`, `1h30m` or `until 07:00`; the `steps` of the phases are then their shares of it. Needs `schedule.name: wsd`. Empty takes the steps as they are; so does `--budget=null`."""
     data: Data = field(default_factory=Data)

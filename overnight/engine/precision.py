@@ -15,7 +15,7 @@ from overnight.config import Run, without_auto
 from overnight.distributed.world import device_of
 from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError
-from overnight.machine import has_bf16, has_fp16
+from overnight.machine import BF16_CAPABILITY, has_bf16, has_fp16
 
 DTYPES = {
     "fp32": torch.float32,
@@ -105,7 +105,7 @@ def multiplies_in_8_bits(device: torch.device) -> bool:
 
 def emulates_bf16(device: torch.device) -> bool:
     """Return whether a device computes bf16 by means of fp32, and slower than that; of a GPU torch calls it supported there, too (`torch.cuda.is_bf16_supported`)."""
-    return torch.cuda.get_device_capability(device) < (8, 0) if device.type == "cuda" else not has_bf16()
+    return torch.cuda.get_device_capability(device) < BF16_CAPABILITY if device.type == "cuda" else not has_bf16()
 
 
 def emulates(dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,6 +1,6 @@
 """Muon's step for a GPU, all matrices of one shape at once, where torch's own takes matrix after matrix, some thirty small kernels each; and for a CPU without bf16.
 
-torch's own orthogonalizes in bf16 whatever the precision, which such a CPU emulates at a third of the rate of fp32.
+torch's own orthogonalizes in bf16 whatever the precision, which such a CPU emulates at a third of the rate of fp32. Where a device has no bf16 it is done in fp32.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overnight.machine import has_bf16
+from overnight.machine import BF16_CAPABILITY, has_bf16
 from overnight.optim.state import is_plain
 
 # Known before a step is compiled, which cannot look it up.
 EMULATES_BF16 = not has_bf16()
-# Elements of the matrices that are taken at once, at most (32 MB and 512 MB): the iteration needs five times their memory.
-_AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 28}
+# Bytes of the matrices that are taken at once, at most: the iteration needs five times their memory.
+_AT_ONCE = {"cpu": 32 << 20, "cuda": 512 << 20}
 
 
 def takes(group: dict[str, Any]) -> bool:
@@ -50,13 +50,22 @@ def step(group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
     for number, p in enumerate(params):
         alike[p.shape, p.dtype, p.device].append(number)
     for (shape, dtype, device), numbers in alike.items():
-        precision = torch.float32 if device.type == "cpu" else torch.bfloat16
-        amount, most = -group["lr"] * 0.2 * math.sqrt(max(shape)), max(1, _AT_ONCE[device.type] // max(1, math.prod(shape)))
+        precision = torch.float32 if _emulates_bf16(device) else torch.bfloat16
+        amount = -group["lr"] * 0.2 * math.sqrt(max(shape))
+        most = max(1, _AT_ONCE[device.type] // max(1, math.prod(shape) * precision.itemsize))
         for some in (numbers[first : first + most] for first in range(0, len(numbers), most)):
             stack = torch.stack([updates[number] for number in some]).to(precision)
             turned = orthogonalized(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
             moves = turned.to(dtype, memory_format=torch.contiguous_format)
             torch._foreach_add_([params[number] for number in some], moves.unbind(0), alpha=amount)
+
+
+def _emulates_bf16(device: torch.device) -> bool:
+    """Return whether a device of what :func:`takes` takes has no hardware for bf16."""
+    if device.type == "cpu":
+        return True
+    found = torch.cuda.get_device_properties(device)  # which a step that is compiled may look up
+    return (found.major, found.minor) < BF16_CAPABILITY
 
 
 def orthogonalized(updates_KAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,12 +42,56 @@ def test_it_is_bf16_but_fp32_on_a_cpu_that_emulates_it(
     monkeypatch.setattr(machine, "_AMD", (f"{tmp_path}/kfd",))
     monkeypatch.setattr("importlib.metadata.version", lambda name: torch)
     monkeypatch.setattr(machine, "has_bf16", lambda: instructions)
+    monkeypatch.setattr(machine, "_NVML", ())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     run = config.load_run("demo", [f"compute.device={device}", f"out={tmp_path / 'run'}"])
     assert run.precision == precision and f"precision: {precision}\n" in config.run_yaml(run)
     assert config.load_run("demo", ["precision=fp16"]).precision == "fp16"
+
+
+DRIVER = """
+static const int found[][2] = {%s};
+static const unsigned count = sizeof(found) / sizeof(found[0]);
+static int handles[8];
+int nvmlInit_v2(void) { return %d; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = count; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **gpu) { *gpu = &handles[i]; return i == %d ? 15 : i < count ? 0 : 2; }
+int nvmlDeviceGetCudaComputeCapability(void *gpu, int *major, int *minor) {
+    long i = (int *)gpu - handles;
+    *major = found[i][0];
+    *minor = found[i][1];
+    return 0;
+}
+"""
+"""NVIDIA's library of what its driver knows: the GPUs' compute capabilities, the code of its start, and a GPU that is lost."""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(
+    ("gpus", "start", "lost", "capabilities", "precision"),
+    [
+        ("{7, 5}", 0, -1, [(7, 5)], "fp16"),
+        ("{7, 0}, {6, 1}", 0, -1, [(7, 0), (6, 1)], "fp16"),
+        ("{8, 0}", 0, -1, [(8, 0)], "bf16"),
+        ("{12, 0}", 0, -1, [(12, 0)], "bf16"),
+        ("{7, 5}, {8, 9}", 0, -1, [(7, 5), (8, 9)], "bf16"),
+        ("{7, 5}, {8, 9}", 0, 1, [(7, 5)], "fp16"),
+        ("{7, 5}", 0, 0, [], "bf16"),
+        ("{7, 5}", 9, -1, [], "bf16"),
+    ],
+)
+def test_on_gpus_of_which_none_has_bf16_it_is_fp16(
+    gpus: str, start: int, lost: int, capabilities: list[tuple[int, int]], precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "driver.c").write_text(DRIVER % (gpus, start, lost))
+    library = tmp_path / "driver.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
+    monkeypatch.setattr(machine, "_NVML", (f"{tmp_path}/none.so", str(library)))
+    assert machine._gpu_capabilities() == capabilities
+    assert config.load_run("demo", ["compute.device=cuda", f"out={tmp_path / 'run'}"]).precision == precision
 
 
 def test_a_run_keeps_what_it_began_with_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

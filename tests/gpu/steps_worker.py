@@ -1,6 +1,6 @@
-"""Whole training steps on a GPU that is not there, for tests/gpu/test_steps.py: `python -m tests.gpu.steps_worker FILE`.
+"""Whole training steps on a GPU that is not there, for tests/gpu/test_steps.py: `python -m tests.gpu.steps_worker FILE [--all | --old]`.
 
-Writes of each case the operators of attention, the kernels that were launched, and the lists of tensors that the optimizer went through.
+With `--old` the GPU is of compute capability 7.5, and the steps are those in fp16. Writes of each case the operators of attention, the kernels that were launched, and the lists of tensors that the optimizer went through.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ CUDA = torch.device("cuda", 0)
 PATHS: dict[str, tuple[str, float, torch.dtype]] = {
     "bert": ("bert", 0.0, torch.bfloat16),
     "modernbert": ("modernbert", 0.0, torch.bfloat16),
+    "modernbert fp16": ("modernbert", 0.0, torch.float16),
     "causal": ("causal", 0.0, torch.bfloat16),
     "bert dropout": ("bert", 0.1, torch.bfloat16),
     "bert dropout fp16": ("bert", 0.1, torch.float16),
@@ -61,6 +62,8 @@ class Seen(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.batched: set[str] = set()
+        """Types of the batched products."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,6 +77,8 @@ class Seen(TorchDispatchMode):
             raise RuntimeError(f"the host waits for a copy from {args[0].device} to {to}")
         if func is torch.ops.aten.segment_reduce.default and not kwargs.get("unsafe"):
             raise RuntimeError("the host waits for the lengths that segment_reduce looks at")
+        if func is torch.ops.aten.baddbmm.default:
+            self.batched.add(str(args[0].dtype))
         self.counts[func.name().partition("::")[2].removesuffix(".default")] += 1
         return func(*args, **kwargs)
 
@@ -99,8 +104,11 @@ def refused(*args: Any) -> None:
     raise RuntimeError("the host waits for the device")
 
 
-def cases(every: bool) -> Iterator[tuple[str, str, str]]:
-    """Every path of attention with and without recomputation, its kinds and the optimizers in turn, so that all of them meet each operator; or all with all."""
+def cases(every: bool, old: bool) -> Iterator[tuple[str, str, str]]:
+    """Every path of attention with and without recomputation, its kinds and the optimizers in turn, so that all of them meet each operator; or all with all; or fp16."""
+    if old:
+        yield from ((path, optimizer, "none") for path in ("bert dropout fp16", "modernbert fp16") for optimizer in OPTIMIZERS)
+        return
     turn = 0
     for number, path in enumerate(PATHS):
         kinds = RECOMPUTE if every else ("none", RECOMPUTE[1 + number % 2])
@@ -174,7 +182,7 @@ def step(given: StepBatches, path: str, optimizer: str, recompute: str, wait: Ca
     assert len(done) == 2 and all(loss.device == CUDA for each in done for loss in each.losses.values())
     attention = {name: count for name, count in seen.counts.items() if "attention" in name or "attn" in name}
     lists = {name: count for name, count in seen.counts.items() if name.startswith("_foreach") or name.startswith("_fused")}
-    return {"attention": attention, "launches": dict(launches), "lists": lists}
+    return {"attention": attention, "launches": dict(launches), "lists": lists, "batched": sorted(seen.batched)}
 
 
 HEADS: dict[str, tuple[Callable[[Any], Any], dict[str, list[int]]]] = {
@@ -228,7 +236,7 @@ def faked() -> FakeTensorMode:
     return mode
 
 
-def main(file: str, every: bool) -> NoReturn:
+def main(file: str, every: bool, old: bool) -> NoReturn:
     """Take the steps of all cases."""
     from triton.runtime.jit import JITFunction
 
@@ -236,8 +244,10 @@ def main(file: str, every: bool) -> NoReturn:
     found: dict[str, Any] = {}
     mode, given = faked(), {kind: prepared(kind) for kind, *_ in PATHS.values()}
     torch.cuda.synchronize = refused
-    asked = {" | ".join(case): case for case in cases(every)} | {wait: ("bert", "adamw", "none", WAITS[wait]) for wait in WAITS}
-    passes = {name: functools.partial(step, given[PATHS[path][0]], path, *rest) for name, (path, *rest) in asked.items()} | heads()
+    asked: dict[str, Any] = {" | ".join(case): case for case in cases(every, old)}
+    asked |= {} if old else {wait: ("bert", "adamw", "none", WAITS[wait]) for wait in WAITS}
+    passes = {name: functools.partial(step, given[PATHS[path][0]], path, *rest) for name, (path, *rest) in asked.items()}
+    passes |= {} if old else heads()
     for name, take in passes.items():
         try:
             with mode:
@@ -250,6 +260,7 @@ def main(file: str, every: bool) -> NoReturn:
 
 
 if __name__ == "__main__":
-    fake_cuda.install()
+    old = "--old" in sys.argv
+    fake_cuda.install((7, 5) if old else (9, 0))
     torch.set_num_threads(1)
-    main(sys.argv[1], "--all" in sys.argv)
+    main(sys.argv[1], "--all" in sys.argv, old)

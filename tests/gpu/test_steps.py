@@ -18,6 +18,7 @@ ATTENTION = {
     "bert fused": FLASH,
     "bert fp32": PADDED,
     "modernbert": VARLEN,
+    "modernbert fp16": VARLEN,
     "causal": VARLEN,
     "modernbert fp32": PADDED,
     "causal fp32": PADDED,
@@ -119,6 +120,7 @@ def test_lamb_lans_and_lars_are_stepped_by_kernels_and_by_no_list_and_muon_by_li
         }
         assert ours == {kernel: STEPS * count for kernel, count in STEPPED[optimizer].items()}, name
         assert set(case["lists"]) == LISTS.get(optimizer, set()), name
+        assert case["batched"] == (["torch.bfloat16"] if optimizer == "muon" else []), name
 
 
 @needs_triton
@@ -141,3 +143,18 @@ def test_fused_layers_and_the_loss_over_a_vocabulary_are_computed_by_their_kerne
         assert {kernel: case["launches"].get(kernel, 0) for kernel in once} == (
             wanted if path == "bert fused" else dict.fromkeys(once, 0)
         ), name
+
+
+@needs_triton
+def test_a_gpu_without_bf16_trains_in_fp16_by_padded_attention_and_lists_and_muon_orthogonalizes_in_fp32(
+    on_fake_gpu: Callable[..., Any],
+) -> None:
+    """Of compute capability 7.5, as a T4: no kernel of Triton's is launched, and nothing waits."""
+    found = on_fake_gpu("steps_worker", "--old")
+    assert {name: case for name, case in found.items() if "error" in case} == {} and len(found) == 2 * len(STEPPED)
+    times = LAYERS * MICRO * STEPS
+    for name, case in found.items():
+        optimizer = name.split(" | ")[1]
+        assert case["attention"] == {PADDED: times, f"{PADDED}_backward": times} and case["launches"] == {}, name
+        assert set(case["lists"]) == LISTS[optimizer] if optimizer in LISTS else len(case["lists"]) > len(NORMS), name
+        assert case["batched"] == (["torch.float32"] if optimizer == "muon" else []), name
