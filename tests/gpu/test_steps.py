@@ -149,7 +149,7 @@ def test_fused_layers_and_the_loss_over_a_vocabulary_are_computed_by_their_kerne
 def test_a_gpu_without_bf16_trains_in_fp16_by_padded_attention_and_lists_and_muon_orthogonalizes_in_fp32(
     on_fake_gpu: Callable[..., Any],
 ) -> None:
-    """Of compute capability 7.5, as a T4: no kernel of Triton's is launched, and nothing waits."""
+    """Of compute capability 7.5, as a T4: no kernel of Triton's is launched, and nothing waits. (The loss scale of a run does, and is not among it.)"""
     found = on_fake_gpu("steps_worker", "--old")
     assert {name: case for name, case in found.items() if "error" in case} == {} and len(found) == 2 * len(STEPPED)
     times = LAYERS * MICRO * STEPS
