@@ -136,7 +136,7 @@ def install(capability: tuple[int, int] = (9, 0)) -> None:
         setattr(torch._C, f"_cuda_{name}", lambda *args, answer=answer: answer)
     number = 10 * capability[0] + capability[1]
     interface: dict[str, Any] = {"is_available": True, "get_compute_capability": number, "current_device": 0, "get_raw_stream": 0}
-    interface |= {"is_triton_capable": True, "get_device_properties": found}
+    interface |= {"is_triton_capable": True, "get_device_properties": found, "exchange_device": 0, "maybe_exchange_device": 0}
     for name, answer in {**interface, **dict.fromkeys(("set_device", "synchronize", "raise_if_triton_unavailable"))}.items():
         setattr(CudaInterface, name, staticmethod(lambda *args, answer=answer, **kwargs: answer))
     CudaInterface.Worker.get_device_properties = staticmethod(lambda *args: found)  # type: ignore[method-assign]

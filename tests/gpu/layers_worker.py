@@ -1,6 +1,7 @@
 """What Inductor makes of an encoder layer for a GPU that is not there, for tests/gpu/test_layers.py: `python -m tests.gpu.layers_worker FILE`.
 
-Writes of each case, forward and backward: the Triton kernels, the calls of libraries by name, and the bytes that the kernels read and write.
+Writes of each case, forward and backward: the Triton kernels, the calls of libraries by name, and the bytes that the kernels read and write. With
+`machine`, the names of the kernels that were compiled down to machine code instead.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from torch._guards import detect_fake_mode
 from torch._inductor import compile_fx, graph
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes import fuse_attention, pad_mm
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -46,13 +49,14 @@ CASES: dict[str, tuple[Any, bool, Any]] = {
     "bert full recomputation": (BERT, True, "full"),
     "bert padded": (BERT, False, "none"),
     "modernbert": (MODERN, True, "none"),
+    "modernbert padded": (MODERN, False, "none"),
 }
 made: list[dict[str, Any]] = []
 compilations = 0
 
 
 class Written(Exception):
-    """The code is written: the machine code for it is not wanted."""
+    """What is wanted of a graph is there: it is compiled no further."""
 
 
 def written(self: Any) -> Any:
@@ -73,6 +77,24 @@ def written(self: Any) -> Any:
         }
     )
     raise Written
+
+
+def to_machine_code() -> None:
+    """Have the Triton kernels of a graph compiled to machine code, and their names written down instead of their number and bytes."""
+    compile_to_module = graph.GraphLowering.compile_to_module
+
+    def compiled(self: Any) -> Any:
+        made.append({"machine code": []})
+        compile_to_module(self)
+        raise Written
+
+    def loaded(self: Any) -> None:
+        assert self.compile_results
+        made[-1]["machine code"].append(self.fn.__name__)
+
+    graph.GraphLowering.compile_to_module = compiled  # type: ignore[method-assign]
+    CachingAutotuner._make_launchers = loaded  # type: ignore[method-assign]
+    triton_helpers.set_driver_to_gpu = lambda: None  # which would look for the driver itself
 
 
 def compiler(backward: bool) -> Any:
@@ -101,14 +123,14 @@ def partition(module: Any, inputs: Any, **kwargs: Any) -> Any:
     return min_cut_rematerialization_partition(module, inputs, compiler="inductor", **kwargs)
 
 
-def layer(model: Any, varlen: bool, recompute: Any) -> dict[str, Any]:
+def layer(model: Any, varlen: bool, recompute: Any, dtype: torch.dtype) -> dict[str, Any]:
     """What a layer is compiled to."""
     made.clear()
     torch._dynamo.reset()
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), torch.device("cuda"):
         net: nn.Module = bert.Layer(model) if isinstance(model, BertConfig) else modernbert.ModernLayer(model, 1)
         net.recompute = recompute
-        x = torch.empty(TOKENS, model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        x = torch.empty(TOKENS, model.hidden_size, dtype=dtype, requires_grad=True)
         starts, places = torch.empty(SEQUENCES + 1, dtype=torch.int32), SEQUENCES * LONGEST
         where = Layout(starts, LONGEST, True)
         if not varlen:
@@ -192,9 +214,13 @@ if __name__ == "__main__":
     settings.shape_padding = settings.joint_graph_constant_folding = False
     functorch.graphsafe_rng_functionalization = False  # a generator's state on the device has numbers
     settings.compile_threads, settings.force_disable_caches = 1, True
-    graph.GraphLowering.compile_to_module = graph.GraphLowering._compile_to_module = written  # type: ignore[method-assign]
+    if "machine" in sys.argv:
+        to_machine_code()
+    else:
+        graph.GraphLowering.compile_to_module = graph.GraphLowering._compile_to_module = written  # type: ignore[method-assign]
     find_varlen()  # as what makes a layout does, which is given here
-    found: dict[str, Any] = {name: layer(*CASES[name]) for name in sys.argv[3:] if name in CASES}
+    dtype = torch.bfloat16 if capability >= (8, 0) else torch.float16
+    found: dict[str, Any] = {name: layer(*CASES[name], dtype) for name in sys.argv[3:] if name in CASES}
     found["compilations"] = shapes(BertConfig(num_layers=2, hidden_size=128, num_heads=2))
     if "kept" in sys.argv:
         found["kept"] = kept()

@@ -57,3 +57,17 @@ def test_every_kind_of_layer_takes_the_kernels_and_the_bytes_of_its_budget(capab
     again = found["bert full recomputation"]
     assert (again["forward"]["drawn"], again["backward"]["drawn"]) == ({"run_and_save_rng_state": 1}, {"run_with_rng_state": 1})
     assert not found["bert"]["forward"]["drawn"]
+
+
+@needs_triton
+@pytest.mark.heavy
+@pytest.mark.parametrize("capability", ["70", "75"])
+def test_the_kernels_of_padded_layers_in_fp16_compile_to_machine_code_for_a_gpu_without_bf16(
+    capability: str, on_fake_gpu: Callable[..., Any]
+) -> None:
+    """A V100 and a T4, where `compute.torch_compile: auto` compiles the layers, too."""
+    found = on_fake_gpu("layers_worker", capability, "machine", "bert padded", "modernbert padded")
+    for case in ("bert padded", "modernbert padded"):
+        forward, backward = (found[case][name]["machine code"] for name in ("forward", "backward"))
+        assert len(forward) > 5 and len(backward) > 10, case
+        assert any("layer_norm" in name for name in forward) and any("layer_norm_backward" in name for name in backward), case
