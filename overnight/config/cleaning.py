@@ -20,49 +20,49 @@ class Filters:
     """What a text must be like to be kept; words are what stands between white space, lines are those of the source."""
 
     preset: str = "none"
-    """`web` sets the filters of Gopher and C4 to the values of their papers, for English text of the web whose lines are paragraphs; what is set beside it has its own value."""
+    """`web` sets the filters of Gopher and C4 to their papers' values, for English web text whose lines are paragraphs; filters set explicitly take precedence."""
     max_chars: NonNegativeInt = 0
-    """Longer documents are dropped (characters, after cleaning; 0: none is too long)."""
+    """Drop longer documents (characters, after cleaning; 0: no limit)."""
     min_words: NonNegativeInt = 0
-    """Documents of fewer words are dropped (Gopher: 50)."""
+    """Drop documents with fewer words (Gopher: 50)."""
     max_words: NonNegativeInt = 0
-    """Documents of more words are dropped (Gopher: 100,000; 0: none is too long)."""
+    """Drop documents with more words (Gopher: 100,000; 0: no limit)."""
     min_sentences: NonNegativeInt = 0
-    """Documents of fewer sentences are dropped (C4: 3)."""
+    """Drop documents with fewer sentences (C4: 3)."""
     min_mean_word_length: NonNegativeFloat = 0.0
-    """Least mean length of the words (characters; Gopher: 3)."""
+    """Minimum mean length of the words (characters; Gopher: 3)."""
     max_mean_word_length: NonNegativeFloat = 0.0
-    """Greatest mean length of the words (characters; Gopher: 10; 0: any)."""
+    """Maximum mean length of the words (characters; Gopher: 10; 0: no limit)."""
     min_letters: Fraction = 0.0
-    """Least share of letters in the characters that are no white space (0 to 1)."""
+    """Minimum share of letters among the characters that are not white space (0 to 1)."""
     max_symbols: Fraction = 1.0
-    """Greatest share of punctuation and symbols in the characters that are no white space (0 to 1)."""
+    """Maximum share of punctuation and symbols among the characters that are not white space (0 to 1)."""
     min_words_with_letters: Fraction = 0.0
-    """Least share of the words that have a letter in them (0 to 1; Gopher: 0.8)."""
+    """Minimum share of words that contain a letter (0 to 1; Gopher: 0.8)."""
     max_hashes_per_word: NonNegativeFloat = 0.0
-    """Most number signs, and most ellipses, for each word (Gopher: 0.1; 0: any)."""
+    """Maximum number signs per word, and likewise ellipses per word (Gopher: 0.1; 0: no limit)."""
     min_stop_words: NonNegativeInt = 0
-    """Documents with fewer different stop words are dropped (Gopher: 2)."""
+    """Drop documents with fewer distinct stop words (Gopher: 2)."""
     stop_words: list[str] = field(default_factory=lambda: list(STOP_WORDS))
-    """The stop words, in small letters; those of Gopher are English."""
+    """Stop words, in lowercase; Gopher's are English."""
     max_bullet_lines: Fraction = 1.0
-    """Greatest share of lines that begin with a bullet, of five lines or more (0 to 1; Gopher: 0.9)."""
+    """Maximum share of lines that begin with a bullet, in documents of five lines or more (0 to 1; Gopher: 0.9)."""
     max_ellipsis_lines: Fraction = 1.0
-    """Greatest share of lines that end with an ellipsis, of five lines or more (0 to 1; Gopher: 0.3)."""
+    """Maximum share of lines that end with an ellipsis, in documents of five lines or more (0 to 1; Gopher: 0.3)."""
     max_repeated_lines: Fraction = 1.0
-    """Greatest share of lines that repeat an earlier one (0 to 1; Gopher: 0.3)."""
+    """Maximum share of lines that repeat an earlier one (0 to 1; Gopher: 0.3)."""
     max_repeated_line_chars: Fraction = 1.0
-    """Greatest share of characters in lines that repeat an earlier one (0 to 1; Gopher: 0.2)."""
+    """Maximum share of characters in lines that repeat an earlier one (0 to 1; Gopher: 0.2)."""
     max_top_ngrams: tuple[Fraction, Fraction, Fraction] = (1.0, 1.0, 1.0)
-    """Greatest share of characters in the most frequent sequence of 2, 3 and 4 words (0 to 1; Gopher: 0.20, 0.18, 0.16)."""
+    """Maximum share of characters in the most frequent sequence of 2, 3 and 4 words (0 to 1; Gopher: 0.20, 0.18, 0.16)."""
     max_repeated_ngrams: tuple[Fraction, Fraction, Fraction, Fraction, Fraction, Fraction] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-    """Greatest share of characters in sequences of 5 to 10 words that repeat an earlier one (0 to 1; Gopher: 0.15, 0.14, 0.13, 0.12, 0.11, 0.10)."""
+    """Maximum share of characters in sequences of 5 to 10 words that repeat an earlier one (0 to 1; Gopher: 0.15, 0.14, 0.13, 0.12, 0.11, 0.10)."""
     lines_end_sentences: bool = False
-    """Leave out lines that end like no sentence, without a mark or with an ellipsis, and hold none that has ended (C4 leaves out those too). Not for text whose lines are wrapped."""
+    """Drop lines that contain no complete sentence and end without a sentence mark or with an ellipsis; C4 drops even those with a complete sentence. Not for hard-wrapped text."""
     min_words_per_line: NonNegativeInt = 0
-    """Leave out lines of fewer words (C4: 5). Not for text whose lines are wrapped."""
+    """Drop lines with fewer words (C4: 5). Not for hard-wrapped text."""
     max_tokens_per_char: NonNegativeFloat = 0.0
-    """Documents with more tokens for each character are dropped, once the vocabulary is known (Cramming: 0.25 of a vocabulary of 32,768; 0: any)."""
+    """Drop documents with more tokens per character, once the vocabulary is known (Cramming: 0.25 for a vocabulary of 32,768; 0: no limit)."""
 
 
 @dataclass(frozen=True)

@@ -26,21 +26,21 @@ class Schedule:
     """Learning-rate factor as a function of the step: linear warm-up, then decay to zero."""
 
     name: Literal["linear", "poly", "poly_nvidia", "wsd", "cosine", "constant"] = "poly"
-    """Shape of the decay. `poly_nvidia` is (1-t/T)^power, which jumps down where the warm-up ends, with factor 0 at the last step; `wsd` (warm-up, stable, decay) stays at the peak for a while, as LANS does."""
+    """Shape of the decay. `poly_nvidia` is (1-t/T)^power: it drops abruptly where the warm-up ends, and its last step has factor 0. `wsd` (warm-up, stable, decay) stays at the peak before the decay, as in LANS."""
     warmup_ratio: float = 0.1
-    """Share of the schedule's steps spent warming up linearly from 0 (0 to 1)."""
+    """Share of the schedule's steps that warm up linearly from 0 (0 to 1)."""
     power: PositiveFloat = 1.0
     """`poly`, `poly_nvidia`, `wsd`: exponent of the decay; 1 is linear."""
     decay: Literal["power", "sqrt"] = "power"
-    """`wsd`: form of the decay: a power of what is left of it, or 1 minus the square root of what is done of it (Hägele et al. 2024, arXiv 2405.18392)."""
+    """`wsd`: form of the decay: a power of its remaining share, or 1 minus the square root of its completed share (Hägele et al. 2024, arXiv 2405.18392)."""
     stable_ratio: float = 0.0
-    """`wsd`: share of the schedule's steps spent at the peak (0 to 1)."""
+    """`wsd`: share of the schedule's steps at the peak (0 to 1)."""
     total_steps: int = 0
-    """Steps of the whole schedule where it is longer than the phase; 0 is the phase's own steps."""
+    """Steps of the whole schedule if it is longer than the phase; 0: the phase's own steps."""
     step_offset: int = 0
     """Step of the schedule at which this phase begins."""
     max_warmup_steps: NonNegativeInt = 0
-    """Most steps of the warm-up, however long the schedule is; `wsd` stays at the peak instead. 0: no limit."""
+    """Maximum length of the warm-up (steps), however long the schedule is; `wsd` spends the rest at the peak. 0: no limit."""
 
 
 def share_problems(key: str, schedule: Schedule, warmup: float, how: str = "") -> Iterator[str]:
@@ -61,9 +61,9 @@ class Scaling:
     """How the peak learning rate follows the phase's global batch B (with a batch warm-up: the full one)."""
 
     rule: Literal["none", "linear", "sqrt", "lamb_untuned"] = "none"
-    """The peak is `lr`, `lr`·B/base or `lr`·√(B/base); `lamb_untuned` (You et al.) is the last with a warm-up whose share grows as B/base."""
+    """Rule for the peak learning rate at batch size B: `lr`, `lr`·B/base or `lr`·√(B/base); `lamb_untuned` (You et al.) is the last, with a warm-up whose share grows as B/base."""
     base_batch_size: NonNegativeInt = 0
-    """Batch size for which `lr` (and for `lamb_untuned` `schedule.warmup_ratio`) was tuned (sequences); `lamb_untuned`: 0 is the paper's rate 6.25e-4 and warm-up 1/320 at 512."""
+    """Batch size for which `lr` (for `lamb_untuned` also `schedule.warmup_ratio`) was tuned (sequences). 0 with `lamb_untuned`: the paper's rate 6.25e-4 and warm-up 1/320 at 512."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,19 @@ class Optim:
     """What every optimizer has."""
 
     name: str = ""
-    """Which optimizer; `muon` takes the matrices, with AdamW for the rest."""
+    """Optimizer; `muon` updates the matrices, and AdamW the rest."""
     lr: PositiveFloat = 1e-3
-    """Peak learning rate, for the global batch unless `scaling` says for which; never scaled by the number of GPUs."""
+    """Peak learning rate, for the global batch unless `scaling` names another batch size; never scaled by the number of GPUs."""
     weight_decay: NonNegativeFloat = 0.01
-    """Decay, decoupled but for LARS, where it is part of the gradient; biases and norm parameters have none."""
+    """Weight decay, decoupled except in LARS, where it is part of the gradient; biases and norm parameters have none."""
     scaling: Scaling = field(default_factory=Scaling)
     """Rule for the learning rate at another batch size."""
     schedule: Schedule = field(default_factory=Schedule)
     """Learning-rate schedule."""
     layer_lr_decay: LayerDecay = 1.0
-    """Encoders: factor (above 0, at most 1) from the learning rate of each layer to that of the one below it (Clark et al. 2020, arXiv 2003.10555): layer i of L, from 0, takes `lr`·decay^(L-i), the embeddings `lr`·decay^(L+1), what is above the layers `lr`."""
+    """Encoders: factor (above 0, at most 1) from each layer's learning rate to that of the layer below. Layer i of L, from 0, uses `lr`·decay^(L-i), the embeddings `lr`·decay^(L+1), and everything above the layers `lr` (Clark et al. 2020, arXiv 2003.10555)."""
     reset_moments: bool = True
-    """Start the phase with moments of zero; false keeps those of the phase before (whose step count restarts with the schedule, as NVLAMB does)."""
+    """Start the phase with moments of zero; false keeps those of the previous phase (the step count still restarts with the schedule, as in NVLAMB)."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class LayerwiseOptim(Optim):
     """What the optimizers with a trust ratio for every tensor have."""
 
     trust_ratio_on: Literal["matrices", "all", "none"] = "matrices"
-    """Which tensors take the trust ratio; `matrices` leaves out biases and norm parameters."""
+    """Tensors whose step the trust ratio scales; `matrices` leaves out biases and norm parameters."""
     skip_zero_grad: bool = True
-    """Leave a tensor whose gradient is exactly 0 alone, as if it had none."""
+    """Leave a tensor unchanged when its gradient is exactly 0, as if it had none."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class AdaptiveOptim(Optim):
     """What the optimizers with a second moment have."""
 
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """Decay of the first and second moment (each 0 to 1)."""
+    """Decay rates of the first and second moments (each 0 to 1)."""
     eps: PositiveFloat = 1e-6
-    """Added to the root of the second moment."""
+    """Constant added to the square root of the second moment."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ClippingOptim(Optim):
     """What the optimizers have for which the scale of a gradient matters."""
 
     max_grad_norm: NonNegativeFloat = 1.0
-    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
+    """Maximum global gradient norm; larger gradients are scaled down to it. 0: no clipping."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class LambConfig(ClippingOptim, AdaptiveOptim, LayerwiseOptim):
     bias_correction: bool = True
     """Divide the moments by 1-β^t."""
     max_trust_ratio: NonNegativeFloat = 0.0
-    """Upper bound of the trust ratio; 0 is none."""
+    """Upper bound of the trust ratio; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,13 @@ class LarsConfig(ClippingOptim, LayerwiseOptim):
     name: Literal["lars"] = "lars"
     """LARS."""
     momentum: BelowOne = 0.9
-    """Share of the momentum that is kept (0 to 1)."""
+    """Share of the momentum kept in each step (0 to 1)."""
     nesterov: bool = False
-    """Nesterov's momentum."""
+    """Use Nesterov momentum."""
     trust_coefficient: PositiveFloat = 1e-3
-    """Factor of the ratio |x| / |g|."""
+    """Factor of the ratio |x| / |g| in the trust ratio."""
     lr_in_momentum: bool = True
-    """The learning rate is inside the momentum, as in the paper; false is outside, as in most PyTorch code."""
+    """Apply the learning rate inside the momentum, as in the paper; false: outside, as in most PyTorch code."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ class MuonConfig(ClippingOptim, AdaptiveOptim):
     name: Literal["muon"] = "muon"
     """Muon."""
     momentum: BelowOne = 0.9
-    """Share of the momentum that is kept (0 to 1), always Nesterov's."""
+    """Share of the momentum kept in each step (0 to 1); always Nesterov."""
     base_width: NonNegativeInt = 0
-    """Of encoders, the width of the hidden states for which `lr` was tuned; at another, matrices take `lr`·√(base/width), and embeddings, which are also the decoder, `lr`·base/width (Yang et al. 2023, arXiv 2310.17813). 0: `lr` is that of all, whatever the width."""
+    """Encoders: width of the hidden states for which `lr` was tuned. At another width, matrices use `lr`·√(base/width), and embeddings, which are also the decoder, `lr`·base/width (Yang et al. 2023, arXiv 2310.17813). 0: all use `lr`, whatever the width."""
 
 
 AnyOptim = Annotated[LambConfig | LansConfig | LarsConfig | AdamWConfig | MuonConfig, Tagged("name", "lamb")]

@@ -24,9 +24,9 @@ class Model:
     """What every network has."""
 
     kind: str = ""
-    """Which network: `bert`, `modernbert`; of bytes `mlstm` (a multiplicative LSTM), `lstm` or `transformer` (causal)."""
+    """Network: encoders `bert` and `modernbert`; byte models `mlstm` (multiplicative LSTM), `lstm` and `transformer` (causal)."""
     num_layers: PositiveInt = 12
-    """Layers."""
+    """Number of layers."""
     hidden_size: PositiveInt = 768
     """Width of the hidden states."""
 
@@ -36,11 +36,11 @@ class TransformerConfig(Model):
     """What networks of attention have."""
 
     num_heads: PositiveInt = 12
-    """Attention heads; must divide `hidden_size`."""
+    """Number of attention heads; must divide `hidden_size`."""
     intermediate_size: NonNegativeInt = 0
-    """Width inside the feed-forward part; 0 is four times `hidden_size`."""
+    """Width of the feed-forward layer; 0: four times `hidden_size`."""
     max_position_embeddings: PositiveInt = 512
-    """Learned positions (tokens or bytes); no phase may be longer."""
+    """Number of learned positions (tokens or bytes); no phase may have longer sequences."""
     dropout: BelowOne = 0.1
     """Dropout of embeddings, attention output and feed-forward output (probability)."""
 
@@ -62,27 +62,27 @@ class ModernBertConfig(TransformerConfig):
     kind: Literal["modernbert"] = "modernbert"
     """ModernBERT."""
     size: Literal["given", "auto"] = "given"
-    """`auto` chooses `num_layers`, `hidden_size` and `num_heads`, which are then left out, for the `budget`, this machine and the amount of text (docs/size.md); also `data.vocab_size` and `global_batch_size` where they are 0. `given` takes them as they are."""
+    """`auto` chooses `num_layers`, `hidden_size`, `num_heads` and `intermediate_size` for the `budget`, this machine and the amount of text (docs/size.md); leave them out. It also chooses `data.vocab_size` and `global_batch_size` where they are 0. `given` uses the sizes of the recipe."""
     intermediate_size: NonNegativeInt = 0
-    """Width inside the feed-forward part, of each half; 0 is 8/3 of `hidden_size`, down to a multiple of 32, which has the parameters of four times without gates."""
+    """Width of each half of the gated feed-forward layer; 0: 8/3 of `hidden_size`, rounded down to a multiple of 32, which has as many parameters as four times `hidden_size` without gates."""
     max_position_embeddings: PositiveInt = 512
-    """Longest sequence that it is made for (tokens); rotary positions have no parameters."""
+    """Longest sequence that the network is built for (tokens); rotary positions have no parameters."""
     dropout: BelowOne = 0.0
     """Dropout of embeddings, attention output and inside the feed-forward part (probability)."""
     local_attention: NonNegativeInt = 0
-    """Window of the local layers: a token sees those at most half as many tokens away. 0: all layers are global."""
+    """Window of the local layers (tokens): a token attends to those at most half as many tokens away. 0: all layers are global."""
     global_attention_every: PositiveInt = 3
-    """With `local_attention`: of so many layers the first is global."""
+    """Interval of the global layers with `local_attention`, beginning with the first layer."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary positions of global layers."""
     local_rope_theta: PositiveFloat = 10000.0
     """Base of the rotary positions of local layers."""
     init: Literal["megatron", "zero", "normal"] = "megatron"
-    """Projections into the residual stream begin from N(0, 0.02) divided by √(2 `num_layers`), from zero, or from N(0, 0.02) as all else."""
+    """Initialization of the projections into the residual stream: N(0, 0.02) divided by √(2 `num_layers`), zero, or N(0, 0.02) as all other weights."""
     unigram_bias: bool = True
-    """Begin with the logarithm of each token's frequency as its logit, instead of learning it."""
+    """Start each token's output bias at the logarithm of its frequency, so that the network need not learn it."""
     pooling: Literal["mean", "cls"] = "mean"
-    """What stands for a sequence in classification: the mean of its tokens, or its first."""
+    """What represents a sequence in classification: the mean of its tokens, or its first token."""
 
 
 EncoderConfig = Annotated[BertConfig | ModernBertConfig, Tagged("kind", "bert")]
@@ -97,7 +97,7 @@ class RecurrentLMConfig(Model):
     embedding_size: PositiveInt = 64
     """Width of the embedding of a byte."""
     weight_norm: bool = True
-    """Weight normalization of the input and hidden matrices."""
+    """Use weight normalization for the input and hidden matrices."""
 
 
 @dataclass(frozen=True)
@@ -124,17 +124,17 @@ class Columns:
     """The columns (of JSON lines: the keys) of a table of one's own, where they are not called as the task expects."""
 
     text: str = ""
-    """`csv`: column of the text, or of the first of a pair; empty is `text`, or `text_a` where there is one."""
+    """`csv`: column of the text, or of the first text of a pair; empty: `text_a` if there is one, else `text`."""
     text_b: str = ""
-    """`csv`: column of the second text of a pair; empty is `text_b` beside `text_a`, else none."""
+    """`csv`: column of the second text of a pair; empty: `text_b` if `columns.text` is empty too and there is a `text_a`, else none."""
     label: str = ""
-    """`csv`: column of the class; empty is `label`."""
+    """`csv`: column of the class; empty: `label`."""
     labels: str = ""
-    """`csv`: column of any number of classes, as a JSON list or joined by `|`; or the columns of the classes, joined by commas, each with 0 or 1; empty is `labels`."""
+    """`csv`: column of any number of classes, as a JSON list or joined by `|`; or one column per class, each 0 or 1, as names joined by commas. Empty: `labels`."""
     score: str = ""
-    """`csv`: column of the number to predict, instead of a class; empty is `score`."""
+    """`csv`: column of the number to predict, instead of a class; empty: `score`."""
     id: str = ""
-    """`csv`: column of the row's own name, by which it is answered; empty is `id` where there is one, else the number of the row."""
+    """`csv`: column of the row's id, which its answer repeats; empty: `id` if there is one, else the row's number."""
 
 
 @dataclass(frozen=True)
@@ -144,61 +144,61 @@ class Finetune:
     task: Literal[
         "docnames", "cola", "mrpc", "rte", "stsb", "sst2", "qnli", "wnli", "mnli", "qqp", "sst", "imdb", "csv", "squad", "tokens"
     ] = "docnames"
-    """Which task; `docnames` is made from the embedded documentation, `csv` is your own table (.csv, .tsv, .jsonl, .parquet), `tokens` words with tags (.conll, .jsonl), `squad` also questions of your own in its format."""
+    """Task: `docnames` is made from the documentation inside Python, `csv` is your own table (.csv, .tsv, .jsonl, .parquet), `tokens` is words with tags (.conll, .jsonl), `squad` also takes your own questions in its format."""
     path: str = ""
-    """Folder (or file) with the task's data, in its original layout; of `csv` and `squad` also the file to train on. `$NAME` is read from the environment."""
+    """Folder (or file) with the task's data, in its original layout; for `csv`, `squad` and `tokens` also the training file. `$NAME` is read from the environment."""
     dev: str = ""
-    """`csv`, `squad`, `tokens`: file to score on, where `path` is the file to train on; empty is the one in the folder, else a part is split off."""
+    """`csv`, `squad`, `tokens`: file to score on, if `path` is the training file; empty: the one in the folder, or else a part that is split off."""
     dev_share: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.1
-    """`csv`, `tokens`: share (above 0, below 1) of the texts that is split off to score on where there is no file for that, of each class alike."""
+    """`csv`, `tokens`: share of the texts (above 0, below 1) to split off for scoring if no file is given for it, stratified by class."""
     dev_seed: int = 0
-    """Which texts are split off, by it or by `select_on: train`; the seeds of the training all score on the same. Of `docnames`, which rows are made."""
+    """Seed of what is split off, for scoring or by `select_on: train`; all `seeds` are scored on the same texts. `docnames`: which rows are made."""
     columns: Columns = field(default_factory=Columns)
     """Names of the columns of your own table."""
     class_weights: str = ""
-    """Of classes: `balanced` weighs each class inversely to its rows, `LABEL=3,LABEL=1` as it says (others 1); scaled so that the mean over the training rows is 1. Empty: all alike."""
+    """Weights of the classes in the loss: `balanced` weights each class inversely to its number of rows; `LABEL=3,LABEL=1` names them (others 1). They are scaled to a mean of 1 over the training rows. Empty: all equal."""
     epochs: PositiveFloat = 3.0
     """Passes over the training rows."""
     global_batch_size: PositiveInt = 32
-    """Rows in one optimizer step."""
+    """Rows per optimizer step."""
     micro_batch_size: PositiveInt = 32
-    """Rows a device holds at once."""
+    """Rows a device processes at once."""
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
-    """AdamW as published, LAMB, or Muon for the matrices (AdamW for the rest), which learns more of each row."""
+    """Optimizer: AdamW as published, LAMB, or Muon for the matrices (AdamW for the rest), which learns more from each row."""
     lr: NonNegativeFloat = 0.0
-    """Peak learning rate; 0 takes the one that fits the optimizer and the width of the network: AdamW 3e-4 up to a width of 256, 5e-5 at 768; Muon and LAMB 1e-3."""
+    """Peak learning rate. 0: the one that fits the optimizer and the width of the network: AdamW 3e-4 up to a width of 256, 5e-5 at 768; Muon and LAMB 1e-3."""
     layer_lr_decay: Annotated[float, Range(0, 1, open_low=True)] = 1.0
-    """Factor (above 0, at most 1) from the learning rate of each layer to that of the one below it (Clark et al. 2020); the head takes `lr`, the embeddings least. 1: all alike."""
+    """Factor (above 0, at most 1) from each layer's learning rate to that of the layer below; the head uses `lr`, the embeddings the lowest rate (Clark et al. 2020). 1: all equal."""
     warmup_ratio: Fraction = 0.1
-    """Share of the steps spent warming up (0 to 1); linear decay to 0 follows."""
+    """Share of the steps that warm up (0 to 1); linear decay to 0 follows."""
     weight_decay: NonNegativeFloat = 0.01
-    """Decoupled decay; biases and norm parameters have none."""
+    """Decoupled weight decay; biases and norm parameters have none."""
     keep_best: bool = False
-    """Score the network every `eval_every` epochs on the rows of `select_on`, and keep the best; false keeps the last."""
+    """Score the network on the rows of `select_on` every `eval_every` epochs, and keep the best state; false keeps the last."""
     patience: NonNegativeInt = 0
-    """Stop early, after so many scorings in a row without a better score, and keep the best; the learning rate falls as if all epochs were trained. 0 trains all."""
+    """Stop after so many scorings in a row without a better score, and keep the best state; the learning rate decays as if all epochs were trained. 0: train all."""
     eval_every: PositiveFloat = 1.0
-    """Epochs between two scorings, with `keep_best` or `patience`."""
+    """Epochs between scorings, with `keep_best` or `patience`."""
     select_on: Literal["train", "dev"] = "train"
-    """Rows that `keep_best`, `patience` and `search` choose by: `train` holds a part of the training rows back, which is not trained on; `dev` takes the rows whose score is reported, which is then a little too good."""
+    """Rows by which `keep_best`, `patience` and `search` choose: `train` holds back a part of the training rows, which is not trained on; `dev` uses the rows whose score is reported, so that score is a little too good."""
     select_share: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.1
-    """Share (above 0, below 1) of the training texts that `select_on: train` holds back, of each class alike."""
+    """Share (above 0, below 1) of the training texts that `select_on: train` holds back, stratified by class."""
     reinit_layers: NonNegativeInt = 0
-    """Top layers of the encoder that begin from random weights, and the pooler with them, instead of pretrained ones, which may steady small tasks (Zhang et al. 2021); 0 is none."""
+    """Number of top encoder layers to start from random weights instead of pretrained ones, together with the pooler; may stabilize small tasks (Zhang et al. 2021). 0: none."""
     seq_len: int = 128
-    """Longest sequence (tokens)."""
+    """Maximum sequence length (tokens)."""
     doc_stride: PositiveInt = 128
-    """SQuAD: tokens by which successive windows of a long paragraph advance."""
+    """SQuAD: tokens by which the window over a long paragraph advances."""
     max_answer_length: PositiveInt = 30
-    """SQuAD: longest answer (tokens)."""
+    """SQuAD: maximum answer length (tokens)."""
     max_misplaced_answers: Fraction = 0.001
-    """`squad`: share of answers (0 to 1) that may not stand at their `answer_start`; they are counted and not trained on. More are an error."""
+    """`squad`: share of answers (0 to 1) that may be missing at their `answer_start`; these are counted and not trained on. More are an error."""
     max_train_examples: NonNegativeInt = 0
-    """Training rows (SQuAD: questions) used at most, drawn by a hash of their texts with each label in its share, the same for every seed; 0 is all."""
+    """Maximum number of training rows (SQuAD: questions), drawn by a hash of their texts, stratified by label, the same for every seed. 0: all."""
     seeds: list[int] = field(default_factory=lambda: [0])
-    """One fine-tuning a seed; the median and the spread are reported."""
+    """Seeds, with one fine-tuning each; the median and the spread are reported."""
     random_init_seeds: NonNegativeInt = 0
-    """With so many of the seeds, the first, the same network is also trained from random init, to compare with."""
+    """Number of seeds, from the first, with which the same network is also trained from random init, for comparison."""
     search: Search = field(default_factory=Search)
     """Settings to try first."""
 
@@ -218,9 +218,9 @@ class Evaluation:
     """What is measured of the pretrained network at the end of `overnight run`, besides bits per character and masked accuracy on the validation text."""
 
     blimp: str = ""
-    """BLiMP: its archive, or a folder with its `data/*.jsonl`; empty leaves it out. `$NAME` is read from the environment."""
+    """BLiMP: its archive, or a folder with its `data/*.jsonl`; empty skips it. `$NAME` is read from the environment."""
     blimp_pairs: NonNegativeInt = 100
-    """Pairs of each paradigm that are scored, drawn by a hash; 0 is all."""
+    """Pairs to score per paradigm, drawn by a hash; 0: all."""
 
 
 @dataclass(frozen=True)
@@ -228,17 +228,17 @@ class LinearProbe:
     """A task on which the frozen features of a pretrained byte model are evaluated by a logistic regression."""
 
     task: Literal["sst", "imdb", "csv"] = "sst"
-    """Which task; `csv` is your own table (.csv, .tsv, .jsonl)."""
+    """Task; `csv` is your own table (.csv, .tsv, .jsonl)."""
     path: str = ""
     """Folder (or file) with the task's data, in its original layout. `$NAME` is read from the environment."""
     columns: Columns = field(default_factory=Columns)
     """Names of the columns of your own table."""
     features: Literal["cell", "hidden", "mean", "cell+hidden", "cell+mean", "cell+hidden+mean"] = "cell"
-    """What describes a text: the last cell state, the last hidden state, the mean of the hidden states, or several side by side."""
+    """Features of a text: the last cell state, the last hidden state, the mean of the hidden states, or several side by side."""
     max_train_examples: NonNegativeInt = 0
-    """Training rows used at most, drawn by a hash of their texts and the seed with each label in its share; 0 is all."""
+    """Maximum number of training rows, drawn by a hash of their texts and the seed, stratified by label. 0: all."""
     seeds: list[Annotated[int, Range(0, 2**32 - 1)]] = field(default_factory=lambda: [0])
-    """Seeds (0 to 2^32-1) of the random weights, of what is split off for validation and of the rows that are drawn; the median and the spread are reported."""
+    """Seeds (0 to 2^32-1) of the network with random weights, the validation split and the rows that are drawn; the median and the spread are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,11 +250,11 @@ class Run:
     out: Annotated[str, MACHINE] = "runs/{name}"
     """Run folder; `{name}` is the name of the run, `~` your home folder."""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    """Seed of initialization, order, pairs, masks and dropout (0 to 2^32-1)."""
+    """Seed of the initialization, order, pairs, masks and dropout (0 to 2^32-1)."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"] = "fp32"
-    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always. auto is bf16, but without hardware for it fp16 on a GPU and fp32 on a CPU; a run keeps what it began with. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale; fp8 is bf16 with the matrix products of the layers in 8 bits (the extra `fp8`, compute capability 8.9; on an H200 slower than bf16); int8 is so on a CPU, to predict and embed only."""
+    """Type of the matrix products and activations; weights, optimizer, norms and loss are always fp32. auto is bf16 where the hardware supports it, else fp16 on a GPU and fp32 on a CPU; a run keeps the precision it began with. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale; fp8 is bf16 with the matrix products of the layers in 8 bits (the extra `fp8`, compute capability 8.9 or newer; on an H200 slower than bf16); int8 is the same on a CPU, only for predict, embed and serve."""
     budget: str = ""
-    """Time that everything may take, such as `8h`, `1h30m` or `until 07:00`; the `steps` of the phases are then their shares of it. Needs `schedule.name: wsd`. Empty takes the steps as they are; so does `--budget=null`."""
+    """Maximum time for everything, such as `8h`, `1h30m` or `until 07:00`; the `steps` of the phases then only set their shares of it. Needs `schedule.name: wsd`. Empty, or `--budget=null`, trains the steps as they are."""
     data: Data = field(default_factory=Data)
     """The corpus."""
     model: Model = field(default_factory=Model)
@@ -266,13 +266,13 @@ class Run:
     memory: Annotated[Memory, MACHINE] = field(default_factory=Memory)
     """Less memory for more time."""
     distributed: Distributed = field(default_factory=Distributed)
-    """How many processes share a step."""
+    """How several processes share a step."""
     stability: Annotated[Stability, MACHINE] = field(default_factory=Stability)
-    """What is done at steps that should not stand."""
+    """What to do about gradients that are not finite, spikes, and replicas that differ."""
     checkpoint: Annotated[Checkpoint, MACHINE] = field(default_factory=Checkpoint)
-    """When the state of the training is saved, and what is kept."""
+    """When to save the training state, and which checkpoints to keep."""
     logging: Annotated[Logging, MACHINE] = field(default_factory=Logging)
-    """What is measured and written on the way."""
+    """What to measure and log during training."""
 
     @property
     def run_dir(self) -> Path:
@@ -294,11 +294,11 @@ class BertRun(Run):
     model: EncoderConfig = field(default_factory=BertConfig)
     """The network."""
     init: str = ""
-    """What pretraining begins from: a run folder, or a checkpoint of others (docs/checkpoints.md), such as `hf:google-bert/bert-base-uncased`; its vocabulary and casing come along, and what `model` leaves out is its own. Empty begins from random weights. `$NAME` is read from the environment."""
+    """What pretraining starts from: a run folder, or another program's checkpoint (docs/checkpoints.md) such as `hf:google-bert/bert-base-uncased`. Its vocabulary and casing are used, and it sets what `model` leaves out. Empty: random weights. `$NAME` is read from the environment."""
     evaluation: Annotated[Evaluation, MACHINE] = field(default_factory=Evaluation)
     """What is measured after pretraining."""
     finetune: Annotated[Mapping[str, Finetune], MACHINE] = field(default_factory=dict)
-    """Fine-tuning after pretraining, by name."""
+    """Tasks to fine-tune on after pretraining, by name."""
 
     @property
     def predicts_next_sentence(self) -> bool:
@@ -320,7 +320,7 @@ class ByteRun(Run):
     model: ByteLMConfig = field(default_factory=RecurrentLMConfig)
     """The network."""
     linear_probe: Annotated[Mapping[str, LinearProbe], MACHINE] = field(default_factory=dict)
-    """Tasks on which its features are evaluated after pretraining, by name."""
+    """Tasks on which the features are evaluated after pretraining, by name."""
 
     @property
     def predicts_label(self) -> bool:

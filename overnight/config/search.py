@@ -14,19 +14,19 @@ class Search:
     """Settings that are tried with the first seed; all seeds are then trained with the best of them. Nothing is tried where no list has a value."""
 
     lr: list[PositiveFloat] = field(default_factory=list)
-    """Peak learning rates to try, each with every other setting to try; empty takes the one of the task."""
+    """Peak learning rates to try, each combined with all other settings to try; empty uses the task's."""
     epochs: list[PositiveFloat] = field(default_factory=list)
     """Numbers of epochs to try."""
     global_batch_size: list[PositiveInt] = field(default_factory=list)
-    """Batches to try (rows)."""
+    """Batch sizes to try (rows)."""
     layer_lr_decay: list[LayerDecay] = field(default_factory=list)
-    """Decays of the learning rate from layer to layer to try."""
+    """Layer-wise decays of the learning rate to try."""
     draw: NonNegativeInt = 0
-    """How many of the combinations are tried, drawn at random by `seed`; 0 tries all, in the order of the lists."""
+    """Number of combinations to try, drawn at random by `seed`; 0 tries all, in the order of the lists."""
     seed: int = 0
-    """Which combinations are drawn, and in which order."""
+    """Seed that decides which combinations are drawn, and in which order."""
     budget: str = ""
-    """Time that the search may take, such as `30m`, without the seeds that follow: a combination that is not expected to fit is left out. Empty tries all."""
+    """Time limit of the search, such as `30m`, without the seeds that follow; a combination not expected to fit is left out. Empty tries all."""
 
     @property
     def combinations(self) -> list[dict[str, Any]]:
