@@ -17,10 +17,12 @@ _FEATURES = get_args(get_type_hints(LinearProbe)["features"])
 
 
 def _add_linear_probe(add: Add) -> None:
-    summary = "evaluate a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given by --path"
+    summary = "evaluate a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given with --path"
     usage = "overnight linear-probe TASK --from RUN [--KEY=VALUE ...]"
     command = add("linear-probe", _linear_probe, summary, keys=True, add_help=False, usage=usage)
-    command.add_argument("task", metavar="TASK", help="a task of the recipe; sst, imdb, csv; or a name of your own for what --path names")
+    command.add_argument(
+        "task", metavar="TASK", help="a task of the recipe; sst, imdb or csv; or a name of your own for the data at --path"
+    )
     add_source(command, ByteRun)
     command.add_argument("-h", "--help", action=KeysHelp, const=LinearProbe)
 
@@ -38,10 +40,12 @@ def _linear_probe(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_extract_features(add: Add) -> None:
-    command = add("extract-features", _extract_features, "texts to features of a byte model, as .npy", keys=True)
+    command = add("extract-features", _extract_features, "compute a byte model's features of texts, as .npy", keys=True)
     add_source(command, ByteRun)
-    command.add_argument("--input", required=True, metavar="FILE", help="csv, tsv, json, JSON lines, or plain lines; - is standard input")
-    command.add_argument("--to", required=True, metavar="FILE", help="array to write, .npy")
+    command.add_argument(
+        "--input", required=True, metavar="FILE", help="texts: csv, tsv, json, JSON lines, or plain lines; - is standard input"
+    )
+    command.add_argument("--to", required=True, metavar="FILE", help="array to write (.npy)")
     command.add_argument(
         "--features", default="cell", choices=_FEATURES, metavar="WHAT", help=f"one of {', '.join(_FEATURES)}; default cell"
     )
@@ -63,18 +67,18 @@ def _extract_features(options: argparse.Namespace, overrides: list[str]) -> None
 
 
 def _add_heatmap(add: Add) -> None:
-    command = add("heatmap", _heatmap, "one HTML page with a unit's value at every character", keys=True)
+    command = add("heatmap", _heatmap, "write an HTML page with a unit's value at every character", keys=True)
     add_source(command, ByteRun)
     command.add_argument(
         "--unit",
         required=True,
         metavar="N",
-        help="which cell, from 0; `best` is the unit that the newest linear probe found, a cell or hidden state",
+        help="number of a cell, from 0; `best` is the best unit of the newest linear probe, a cell or a hidden state",
     )
-    command.add_argument("--input", required=True, metavar="FILE", help="as of extract-features")
+    command.add_argument("--input", required=True, metavar="FILE", help="texts, as in extract-features")
     command.add_argument("--to", required=True, metavar="FILE", help="page to write")
     command.add_argument("--field", default="text", help="column or key of the texts; default text")
-    command.add_argument("--tanh", action="store_true", help="show tanh of the cell, which is -1 to 1")
+    command.add_argument("--tanh", action="store_true", help="show the tanh of the cell (-1 to 1)")
 
 
 def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -96,14 +100,16 @@ def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_generate(add: Add) -> None:
-    command = add("generate", _generate, "text from a byte model", keys=True)
+    command = add("generate", _generate, "generate text with a byte model", keys=True)
     add_source(command, ByteRun)
     command.add_argument("--prompt", default="", metavar="TEXT", help="text to continue")
-    command.add_argument("--length", type=int, default=500, metavar="N", help="bytes to write; default 500")
-    command.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest byte; default 1")
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="the same writes the same; default 0")
-    command.add_argument("--unit", metavar="N", help="a cell to hold at --value, from 0; `best` as of heatmap")
-    command.add_argument("--value", type=float, metavar="V", help="at which the unit is held")
+    command.add_argument("--length", type=int, default=500, metavar="N", help="number of bytes to generate; default 500")
+    command.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="sampling temperature; 0 always takes the likeliest byte; default 1"
+    )
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed; the same seed gives the same text; default 0")
+    command.add_argument("--unit", metavar="N", help="unit to hold at --value: number of a cell, from 0, or `best` as in heatmap")
+    command.add_argument("--value", type=float, metavar="V", help="value at which to hold the unit")
 
 
 def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -126,9 +132,9 @@ def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_import(add: Add) -> None:
-    summary = "a model of others as a folder that the commands take by --from: BERT or ModernBERT of Hugging Face, BERT of Google or NVIDIA, a byte model of OpenAI (folder of .npy) or NVIDIA"
+    summary = "convert another program's model into a folder that --from accepts: BERT or ModernBERT from Hugging Face, BERT from Google or NVIDIA, a byte model from OpenAI (folder of .npy) or NVIDIA"
     command = add("import", _import, summary)
-    command.add_argument("--from", dest="source", required=True, metavar="PATH", help="folder or file, or hf:NAME of Hugging Face's hub")
+    command.add_argument("--from", dest="source", required=True, metavar="PATH", help="folder or file, or hf:NAME on the Hugging Face Hub")
     command.add_argument("--to", required=True, metavar="DIR", help="folder to write")
 
 

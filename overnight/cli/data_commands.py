@@ -10,7 +10,7 @@ from overnight.cli.recipe_commands import Add
 
 
 def _add_data(add: Add) -> None:
-    command = add("data", _report, "see what was prepared: report, look, overlap, diff")
+    command = add("data", _report, "inspect prepared data: report, look, overlap, diff")
     kinds = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add_kind(name: str, function: Callable[..., int | None], summary: str) -> argparse.ArgumentParser:
@@ -20,10 +20,10 @@ def _add_data(add: Add) -> None:
         kind.set_defaults(function=function, parser=kind)
         return kind
 
-    _add_report(add_kind("report", _report, "one HTML page about a prepared folder"))
-    _add_look(add_kind("look", _look, "read and search the documents of a prepared folder, decoded"))
-    _add_overlap(add_kind("overlap", _overlap, "which evaluations a prepared folder has text of; ends with 1 where it has some"))
-    _add_diff(add_kind("diff", _diff, "what differs between two prepared folders; ends with 1 where something does"))
+    _add_report(add_kind("report", _report, "write an HTML page about a prepared folder"))
+    _add_look(add_kind("look", _look, "read and search the decoded documents of a prepared folder"))
+    _add_overlap(add_kind("overlap", _overlap, "find text of evaluations in a prepared folder; exits with 1 if there is some"))
+    _add_diff(add_kind("diff", _diff, "compare two prepared folders; exits with 1 if they differ"))
 
 
 def _add_folder(command: argparse.ArgumentParser) -> None:
@@ -45,26 +45,28 @@ def _report(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _add_look(command: argparse.ArgumentParser) -> None:
     _add_folder(command)
-    command.add_argument("--split", choices=("train", "valid", "test"), default="train", help="default: train")
+    command.add_argument("--split", choices=("train", "valid", "test"), default="train", help="split to read (default: train)")
     command.add_argument(
         "--number",
         type=count,
         nargs="+",
         metavar="N",
-        help="these documents, counted from 1, without --random, --search, --regex or --source",
+        help="show these documents, counted from 1; not with --random, --search, --regex or --source",
     )
-    command.add_argument("--random", type=count, default=0, metavar="N", help="so many at random (default: 3, where nothing is searched)")
-    command.add_argument("--seed", type=seed, default=0, metavar="S", help="of the random documents (default: 0)")
-    command.add_argument("--search", metavar="TEXT", help="those with this text, however its white space is")
-    command.add_argument("--regex", metavar="PATTERN", help="those in whose decoded text this regular expression is found")
-    command.add_argument("--ignore-case", action="store_true", help="capital and small letters are the same to a search")
-    command.add_argument("--source", metavar="TEXT", help="those in whose name, source or entry of data.paths this stands")
-    command.add_argument("--limit", type=count, metavar="N", help="stop after so many (default: 20 of a search or a source)")
-    command.add_argument("--characters", type=count, default=1000, metavar="N", help="of each document (default: 1000)")
-    command.add_argument("--whole", action="store_true", help="all of each document")
-    command.add_argument("--sentences", action="store_true", help="a sentence a line, numbered")
-    command.add_argument("--tokens", action="store_true", help="the tokens with their ids, a sentence a line")
-    command.add_argument("--json", action="store_true", help="one JSON object a document instead of text")
+    command.add_argument(
+        "--random", type=count, default=0, metavar="N", help="show N random documents (default: 3, if no option chooses others)"
+    )
+    command.add_argument("--seed", type=seed, default=0, metavar="S", help="seed of --random (default: 0)")
+    command.add_argument("--search", metavar="TEXT", help="show documents that contain this text; white space may differ")
+    command.add_argument("--regex", metavar="PATTERN", help="show documents whose decoded text matches this regular expression")
+    command.add_argument("--ignore-case", action="store_true", help="ignore case in a search")
+    command.add_argument("--source", metavar="TEXT", help="show documents with this text in their name, source or data.paths entry")
+    command.add_argument("--limit", type=count, metavar="N", help="stop after N documents (default: 20 for a search or a source)")
+    command.add_argument("--characters", type=count, default=1000, metavar="N", help="characters to show of each document (default: 1000)")
+    command.add_argument("--whole", action="store_true", help="show each document in full")
+    command.add_argument("--sentences", action="store_true", help="show one numbered sentence per line")
+    command.add_argument("--tokens", action="store_true", help="show tokens with their ids, one sentence per line")
+    command.add_argument("--json", action="store_true", help="print one JSON object per document instead of text")
 
 
 def _look(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -83,12 +85,12 @@ def _add_overlap(command: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="PATH",
-        help="files, folders, globs and archives of evaluations, as of data.decontaminate",
+        help="files, folders, globs and archives of evaluations, as in data.decontaminate",
     )
-    command.add_argument("--words", type=count, default=13, metavar="N", help="in a row that count as shared (default: 13)")
-    command.add_argument("--split", choices=("train", "valid", "test"), default="train", help="default: train")
-    command.add_argument("--samples", type=number, default=5, metavar="N", help="documents that are shown (default: 5)")
-    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    command.add_argument("--words", type=count, default=13, metavar="N", help="words in a row that count as shared text (default: 13)")
+    command.add_argument("--split", choices=("train", "valid", "test"), default="train", help="split to search (default: train)")
+    command.add_argument("--samples", type=number, default=5, metavar="N", help="documents to show (default: 5)")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def _overlap(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -99,9 +101,9 @@ def _overlap(options: argparse.Namespace, overrides: list[str]) -> int:
 
 def _add_diff(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", metavar="A", help="a prepared folder")
-    command.add_argument("other", metavar="B", help="another one")
-    command.add_argument("--samples", type=number, default=3, metavar="N", help="documents of each kind that are shown (default: 3)")
-    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    command.add_argument("other", metavar="B", help="another prepared folder")
+    command.add_argument("--samples", type=number, default=3, metavar="N", help="documents of each kind to show (default: 3)")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def _diff(options: argparse.Namespace, overrides: list[str]) -> int:

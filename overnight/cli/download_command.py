@@ -27,34 +27,36 @@ _EXAMPLES = """examples:
 
 def add_download(add: Add) -> None:
     """Add the command."""
-    summary = "get public text and tasks, resumed and checked: Wikipedia, SQuAD, GLUE, IMDB, Amazon reviews, Project Gutenberg, BLiMP"
+    summary = "download public text and tasks, resumed and checked: Wikipedia, SQuAD, GLUE, IMDB, Amazon reviews, Project Gutenberg, BLiMP"
     command = add("download", _download, summary, epilog=_EXAMPLES)
-    command.add_argument("dataset", nargs="*", metavar="NAME", help=f"what to get: {', '.join(DATASETS)}")
+    command.add_argument("dataset", nargs="*", metavar="NAME", help=f"what to download: {', '.join(DATASETS)}")
     command.add_argument(
-        "--to", metavar="FOLDER", help="where to; default $OVERNIGHT_DATA, where the recipes look, or else the folder data"
+        "--to", metavar="FOLDER", help="folder to write to; default $OVERNIGHT_DATA, where the recipes look, else the folder data"
     )
-    text = "print what there is, with license and citation; of NAME ..., every file, or those that its options ask for"
+    text = "list what there is, with license and citation; with NAME ..., list every file, or those that the other options select"
     command.add_argument("--list", action="store_true", help=text)
-    command.add_argument("--language", metavar="CODE", help="of wikipedia: en, de, simple; default en")
+    command.add_argument("--language", metavar="CODE", help="wikipedia: language: en, de, simple; default en")
     command.add_argument(
-        "--date", metavar="YYYYMMDD", help="of wikipedia: of the dump, or latest, the newest that is finished; default latest"
+        "--date", metavar="YYYYMMDD", help="wikipedia: date of the dump; latest is the newest finished one; default latest"
     )
-    command.add_argument("--squad-version", choices=tuple(DATASETS["squad"].variants), help="of squad; default 1.1")
-    command.add_argument("--task", nargs="+", choices=tuple(GLUE_FOLDERS), help="of glue; default all")
-    text = "of amazon, such as Digital_Music; `overnight download amazon --list` has them all"
+    command.add_argument("--squad-version", choices=tuple(DATASETS["squad"].variants), help="squad: version; default 1.1")
+    command.add_argument("--task", nargs="+", choices=tuple(GLUE_FOLDERS), help="glue: tasks; default all")
+    text = "amazon: categories, such as Digital_Music; `overnight download amazon --list` lists all"
     command.add_argument("--category", nargs="+", metavar="NAME", help=text)
-    command.add_argument("--year", choices=("2014", "2018"), help="of amazon; default 2014")
-    command.add_argument("--ids", nargs="+", type=int, metavar="N", help="of gutenberg: numbers of books; default a short list of novels")
-    text = "a server or a folder that has the files at their host and path, MIRROR/dumps.wikimedia.org/...; default $OVERNIGHT_MIRROR"
+    command.add_argument("--year", choices=("2014", "2018"), help="amazon: year of the data; default 2014")
+    command.add_argument("--ids", nargs="+", type=int, metavar="N", help="gutenberg: numbers of the books; default a short list of novels")
+    text = "server or folder that has the files at their host and path, MIRROR/dumps.wikimedia.org/...; default $OVERNIGHT_MIRROR"
     command.add_argument("--mirror", metavar="URL-or-FOLDER", help=text)
-    text = "files at once; default 2, as many as dumps.wikimedia.org allows"
+    text = "files to download at once; default 2, as many as dumps.wikimedia.org allows"
     command.add_argument("--jobs", type=int, default=2, metavar="N", help=text)
-    text = "failures in a row, without a new byte between them, after which a file is left; default 5"
+    text = "failures in a row, without a new byte between them, after which a file is given up; default 5"
     command.add_argument("--retries", type=int, default=5, metavar="N", help=text)
     text = "time without a byte after which a connection counts as lost; default 30"
     command.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=text)
     command.add_argument(
-        "--verify", action="store_true", help="read what is there again and compare its checksums; what differs is got again"
+        "--verify",
+        action="store_true",
+        help="read existing files again and compare their checksums; files that differ are downloaded again",
     )
 
 

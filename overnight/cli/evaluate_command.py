@@ -29,32 +29,28 @@ _ROWS = ("task", "rows", "to")
 
 def add_evaluate(add: Add) -> None:
     """Add the command."""
-    summary = (
-        "masked-LM loss, bits per character and BLiMP of an encoder, the score of its tasks on further rows; bits per byte of a byte model"
-    )
+    summary = "measure an encoder's masked-LM loss, bits per character and BLiMP score, or its tasks' scores on more rows; or a byte model's bits per byte"
     command = add("evaluate", _evaluate, summary, keys=True)
     add_source(command)
-    text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
+    text = "documents to evaluate on; default valid for encoders, which have no test split, and test for byte models"
     command.add_argument("--split", choices=("test", "valid", "train"), help=text)
-    text = "of an encoder: bits per character and masked accuracy on raw text, any source that data.paths takes, instead of its own"
+    text = "encoders: measure bits per character and masked accuracy on this raw text (any source that data.paths takes) instead of the run's own"
     command.add_argument("--text", nargs="+", metavar="FILE", help=text)
-    text = "of a text: take about N tokens, drawn by a hash; default 200000. Of a byte model: read about N bytes, the first ones of each group; default all"
+    text = "encoders: use about N tokens of the text, drawn by a hash; default 200000. Byte models: read about N bytes, the first of each group; default all"
     command.add_argument("--max-tokens", type=int, metavar="N", help=text)
-    text = "of a text: cut it into sequences of N tokens at most; default 128, at which all models are compared"
+    text = "encoders: cut the text into sequences of at most N tokens; default 128, the length at which all models are compared"
     command.add_argument("--seq-len", type=int, metavar="N", help=text)
-    command.add_argument("--blimp", metavar="PATH", help="of an encoder: score minimal pairs, blimp.tar.xz or a folder with data/*.jsonl")
-    command.add_argument(
-        "--pairs", type=int, metavar="N", help="of BLiMP: N pairs of each paradigm, drawn by a hash; default 100, 0 is all"
-    )
-    text = "of an encoder: score this task, which was fine-tuned, on the rows that --rows names"
+    command.add_argument("--blimp", metavar="PATH", help="encoders: score minimal pairs from blimp.tar.xz or a folder with data/*.jsonl")
+    command.add_argument("--pairs", type=int, metavar="N", help="BLiMP: score N pairs per paradigm, drawn by a hash; default 100, 0 is all")
+    text = "encoders: score this fine-tuned task on the rows of --rows"
     command.add_argument("--task", metavar="NAME", help=text)
     text = "labeled rows: a table with the columns of the task (or --columns.text=NAME, --columns.label=NAME), a file of GLUE or SST, words with tags (.conll, .jsonl), questions (.json)"
     command.add_argument("--rows", metavar="FILE", help=text)
-    command.add_argument("--to", metavar="FOLDER", help="of rows: write predictions.json, errors.json and the like there")
-    command.add_argument("--json", metavar="FILE", help="also write the results there")
+    command.add_argument("--to", metavar="FOLDER", help="with --rows: write predictions.json, errors.json and similar files to this folder")
+    command.add_argument("--json", metavar="FILE", help="also write the results to this file")
     how = command.add_mutually_exclusive_group()
-    how.add_argument("--groups", type=int, metavar="N", help="of a byte model: read N random groups of documents side by side; default 16")
-    how.add_argument("--whole", action="store_true", help="of a byte model: read every document, as BERT always does")
+    how.add_argument("--groups", type=int, metavar="N", help="byte models: read N random groups of documents in parallel; default 16")
+    how.add_argument("--whole", action="store_true", help="byte models: read every document, as encoders always do")
 
 
 def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -67,7 +67,7 @@ def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def add_submission(add: Add) -> None:
     """Add the command."""
-    command = add("submission", _submission, "write the answers of fine-tuned tasks of GLUE as its server takes them", keys=True)
+    command = add("submission", _submission, "write the answers of fine-tuned GLUE tasks in the format of the GLUE server", keys=True)
     add_source(command, what="run folder")
     command.add_argument("--to", required=True, metavar="DIR", help="folder to write CoLA.tsv, MNLI-m.tsv, ..., AX.tsv into, or a .zip")
 

@@ -15,12 +15,12 @@ from overnight.errors import ConfigError
 _BENCHMARKS = {
     "train": "training throughput, compared with transformers",
     "loop": "the cost of the engine, compared with a bare PyTorch loop",
-    "loader": "tokens a second that one core makes into batches",
+    "loader": "tokens per second that one core turns into batches",
     "optim": "a step of LAMB, LANS and LARS, compared with torch's fused AdamW",
     "mlstm": "forward and backward pass of the multiplicative LSTM, compared with autograd",
     "scaling": "a step of data-parallel training on 1, 2 and 4 processes",
-    "gpu": "what one GPU does, in under nine minutes",
-    "roof": "matrix products and copies of this machine, and the least time of a step that follows",
+    "gpu": "performance of one GPU, in under nine minutes",
+    "roof": "speed of this machine's matrix products and copies, and the minimum step time that follows",
     "corpus": "raw text to shards, compared with pure Python",
     "infer": "a classifier on a CPU, compared with transformers' pipeline and onnxruntime",
 }
@@ -32,31 +32,35 @@ def _add_bench(add: Add) -> None:
     command.epilog = "\n".join(["benchmarks:", *(f"  {name:{wide}}  {text}" for name, text in _BENCHMARKS.items())])
     command.add_argument("what", choices=_BENCHMARKS, metavar="WHAT", help="what to measure, one of the benchmarks below")
     command.add_argument(
-        "--peer", choices=("transformers", "none"), help="of train, mlstm, corpus and infer: with whom to compare; none measures ours alone"
+        "--peer",
+        choices=("transformers", "none"),
+        help="train, mlstm, corpus, infer: program to compare with; none measures overnight alone",
     )
-    command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
-    command.add_argument("--json", type=Path, metavar="FILE", dest="file", help="of gpu and roof: also write the JSON to this file")
+    command.add_argument("--tiny", action="store_true", help="use the smallest sizes, to check that it runs")
+    command.add_argument("--json", type=Path, metavar="FILE", dest="file", help="gpu, roof: also write the JSON to this file")
     command.add_argument(
         "--precision",
         choices=("fp32", "tf32", "bf16", "fp16"),
-        help="of roof: of what is measured (default: 16 bits on a GPU, fp32 on a CPU)",
+        help="roof: precision to measure (default: 16 bits on a GPU, fp32 on a CPU)",
     )
     command.add_argument(
         "--table",
         action="store_true",
         default=None,
         dest="table_only",
-        help="of roof: only the least times on known GPUs, from data sheets",
+        help="roof: show only the minimum step times on known GPUs, from data sheets",
     )
     corpus = command.add_argument_group("corpus")
-    corpus.add_argument("--size", type=float, metavar="MB", help="of the text, its first megabytes; 0: all (default)")
+    corpus.add_argument("--size", type=float, metavar="MB", help="use only the first MB megabytes of the text; 0: all (default)")
     corpus.add_argument(
-        "--text", metavar="PATH", help="as in data.paths (default: the books of $OVERNIGHT_DATA, else the documentation of Python)"
+        "--text",
+        metavar="PATH",
+        help="text to prepare, as in data.paths (default: the books of $OVERNIGHT_DATA, else the Python documentation)",
     )
     corpus.add_argument(
-        "--times", type=int, nargs="*", metavar="N", help="how many times the text memory is measured with, too (default: 4)"
+        "--times", type=int, nargs="*", metavar="N", help="also measure speed and memory with N times the text (default: 4)"
     )
-    corpus.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
+    corpus.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
 
 
 _OF_SOME = {
@@ -94,7 +98,7 @@ def _doctor(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_recipes(add: Add) -> None:
-    add("recipes", _recipes, "the shipped recipes")
+    add("recipes", _recipes, "list the shipped recipes")
 
 
 def _recipes(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -106,8 +110,10 @@ def _recipes(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_completion(add: Add) -> None:
-    command = add("completion", _completion, 'a script that completes commands, recipes and keys: eval "$(overnight completion bash)"')
-    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which shell")
+    command = add(
+        "completion", _completion, 'print a script that completes commands, recipes and keys: eval "$(overnight completion bash)"'
+    )
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell to complete in")
 
 
 def _completion(options: argparse.Namespace, overrides: list[str]) -> None:

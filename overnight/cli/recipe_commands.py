@@ -81,14 +81,14 @@ def _recipe_command(add: Add, name: str, function: Callable[..., int | None], su
 
 def _add_extend(command: argparse.ArgumentParser) -> None:
     text = (
-        "resume from the checkpoints of a shorter run in the run folder: more steps in its last phase, or phases added behind it; "
-        "with --budget=TIME so much more time, from before its decay"
+        "continue a shorter run from its checkpoints in the run folder, with more steps in its last phase or more phases after it; "
+        "with --budget=TIME, for that much more time, from before its decay"
     )
     command.add_argument("--extend", action="store_true", help=text)
 
 
 def _add_run(add: Add) -> None:
-    summary = "everything in order: prepare, pretrain, fine-tune, export, report; run again to continue"
+    summary = "do everything in order: prepare, pretrain, fine-tune, evaluate, export, report; run again to continue"
     _add_extend(_recipe_command(add, "run", _run, summary))
 
 
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_prepare(add: Add) -> None:
-    _recipe_command(add, "prepare", _prepare, "raw text to token shards")
+    _recipe_command(add, "prepare", _prepare, "turn raw text into token shards")
 
 
 def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -176,27 +176,25 @@ def _all_chosen(run: Run) -> Run:
 
 
 def _add_launch(add: Add) -> None:
-    summary = "pretrain with a process for each GPU, on one machine or many, or as a job of Slurm"
+    summary = "pretrain with one process per GPU, on one or several machines, or as a Slurm job"
     command = _recipe_command(add, "launch", _launch, summary)
-    command.add_argument("--nodes", metavar="N", default="1", help="machines, or MIN:MAX when they come and go (default: 1)")
-    command.add_argument("--processes", metavar="P", type=int, help="processes on each machine (default: one for each GPU, or 1)")
-    command.add_argument("--rendezvous", metavar="HOST:PORT", default="", help="where several machines meet: a free port of one of them")
-    command.add_argument(
-        "--restarts", metavar="R", type=int, default=0, help="how often to start again after a process was lost (default: 0)"
-    )
+    command.add_argument("--nodes", metavar="N", default="1", help="number of machines, or MIN:MAX if they come and go (default: 1)")
+    command.add_argument("--processes", metavar="P", type=int, help="processes per machine (default: one per GPU, or 1)")
+    command.add_argument("--rendezvous", metavar="HOST:PORT", default="", help="where several machines meet: a free port on one of them")
+    command.add_argument("--restarts", metavar="R", type=int, default=0, help="how often to restart after a process is lost (default: 0)")
     command.add_argument(
         "--signal-before",
         metavar="SECONDS",
         type=int,
         default=300,
-        help="time from a signal to the end, for a step and a checkpoint (default: 300)",
+        help="time between the stop signal and the end, enough for a step and a checkpoint (default: 300)",
     )
     command.add_argument("--slurm", action="store_true", help="print a script for sbatch instead of starting")
-    command.add_argument("--submit", action="store_true", help="give the script to sbatch")
-    command.add_argument("--time", metavar="LIMIT", help="of the job, as Slurm writes it (default: 12:00:00)")
-    command.add_argument("--partition", metavar="NAME", help="Slurm's")
-    command.add_argument("--account", metavar="NAME", help="Slurm's")
-    command.add_argument("--cpus", metavar="C", type=int, help="cores of each machine that Slurm is to give")
+    command.add_argument("--submit", action="store_true", help="submit the script with sbatch")
+    command.add_argument("--time", metavar="LIMIT", help="time limit of the job, in Slurm's format (default: 12:00:00)")
+    command.add_argument("--partition", metavar="NAME", help="Slurm partition")
+    command.add_argument("--account", metavar="NAME", help="Slurm account")
+    command.add_argument("--cpus", metavar="C", type=int, help="cores per machine to request from Slurm")
     _add_extend(command)
 
 
@@ -215,12 +213,15 @@ def _launch(options: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _add_plan(add: Add) -> None:
-    summary = "what a recipe will do: parameters and their groups, learning rate and batch over all phases"
+    summary = "show what a recipe will do: parameters and their groups, learning rate and batch size over all phases"
     command = _recipe_command(add, "plan", _plan, summary)
     command.add_argument("--tensors", action="store_true", help="also list every tensor with its shape and group")
-    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     command.add_argument(
-        "--roof", type=Path, metavar="FILE", help="also the least and the expected time of a step, by the JSON of `overnight bench roof`"
+        "--roof",
+        type=Path,
+        metavar="FILE",
+        help="also show the minimum and the expected step time, from the JSON of `overnight bench roof`",
     )
 
 

@@ -17,17 +17,17 @@ from overnight.display import folded, yaml_text
 _EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "run": [
         ("demo", "minutes, no data needed"),
-        ("my.yaml --name=mine --data.paths=FOLDER", "your own text; again to continue"),
-        ("demo --phases.short.optim.lr=4e-3 --precision=bf16", "any key changed"),
+        ("my.yaml --name=mine --data.paths=FOLDER", "your own text; run again to continue"),
+        ("demo --phases.short.optim.lr=4e-3 --precision=bf16", "any keys changed"),
         ("my.yaml --budget=8h", "done in eight hours"),
     ],
-    "prepare": [("bert-mini-books --data.paths=FOLDER --data.workers=8", "the shards of data/bert-mini-books")],
-    "pretrain": [("demo --name=mine --checkpoint.save_every=50", "again to continue")],
+    "prepare": [("bert-mini-books --data.paths=FOLDER --data.workers=8", "shards in data/bert-mini-books")],
+    "pretrain": [("demo --name=mine --checkpoint.save_every=50", "run again to continue")],
     "launch": [
-        ("bert-base --processes=8", "eight GPUs of this machine"),
+        ("bert-base --processes=8", "eight GPUs on this machine"),
         ("bert-large-lamb --nodes=4 --slurm --time=1-00:00:00 > job.sh", "a script for sbatch"),
     ],
-    "plan": [("bert-large-lamb --tensors", "every tensor with its group"), ("my.yaml --budget=8h", "what eight hours come to")],
+    "plan": [("bert-large-lamb --tensors", "lists every tensor with its group"), ("my.yaml --budget=8h", "what fits in eight hours")],
 }
 _MACHINE = ("compute", "memory", "distributed", "stability", "checkpoint", "logging")
 _PRETRAINING = ("run", "data", "model", "phases", "optim", *_MACHINE)
@@ -36,17 +36,17 @@ _TITLES = {
     "run": "run: its name, folder and seed",
     "data": "data: where the text comes from and how it becomes token shards",
     "model": "model: the network",
-    "phases": "phases: stretches of pretraining, in order; NAME is yours",
-    "optim": "optim: optimizer, rate at another batch, and schedule of a phase",
+    "phases": "phases: pretraining phases, in order; you choose NAME",
+    "optim": "optim: optimizer, learning-rate scaling and schedule of a phase",
     "compute": "compute: where and how this machine computes",
     "memory": "memory: less memory for more time",
-    "distributed": "distributed: how many processes share a step",
-    "stability": "stability: what is done at steps that should not stand",
-    "checkpoint": "checkpoint: when the state is saved, and what is kept",
-    "logging": "logging: what is measured and written on the way",
-    "evaluation": "evaluation: what is measured after pretraining, besides the validation text",
-    "finetune": "finetune: tasks after pretraining; NAME is yours",
-    "linear_probe": "linear_probe: tasks on the features of a byte model; NAME is yours",
+    "distributed": "distributed: how several processes share a step",
+    "stability": "stability: what to do about gradients that are not finite, spikes, and replicas that differ",
+    "checkpoint": "checkpoint: when to save the training state, and which checkpoints to keep",
+    "logging": "logging: what to measure and log during training",
+    "evaluation": "evaluation: what to measure after pretraining, besides the validation text",
+    "finetune": "finetune: tasks to fine-tune on after pretraining; you choose NAME",
+    "linear_probe": "linear_probe: tasks for the features of a byte model; you choose NAME",
 }
 # Wider lines are hard to read, whatever the terminal has.
 _WIDEST = 110

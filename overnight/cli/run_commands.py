@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def _add_finetune(add: Add) -> None:
-    summary = "fine-tune a pretrained run on a task of its recipe, or on a new one given by --path"
+    summary = "fine-tune a pretrained run on a task of its recipe, or on a new one given with --path"
     command = add("finetune", _finetune, summary, keys=True, add_help=False, usage="overnight finetune TASK --from RUN [--KEY=VALUE ...]")
     command.add_argument(
         "task",
         metavar="TASK",
-        help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv, tokens (words with tags), docnames; or a name of your own for what --path names; `all` is every task of the recipe, or of the folder of GLUE that --path names",
+        help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv, tokens (words with tags), docnames; or a name of your own for the data at --path; `all` is every task of the recipe, or of the GLUE folder at --path",
     )
     add_source(command, BertRun)
     command.add_argument("-h", "--help", action=KeysHelp, const=Finetune)
@@ -51,22 +51,22 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_predict(add: Add) -> None:
-    summary = "answer a table, JSON lines or text with a task that was fine-tuned or probed, or fill in [MASK]"
+    summary = "predict on a table, JSON lines or text with a fine-tuned or probed task, or fill in [MASK]"
     command = add("predict", _predict, summary, keys=True)
-    command.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; of a byte model a task of `linear-probe`")
+    command.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; for a byte model, a task of `linear-probe`")
     add_source(command)
     command.add_argument(
         "--input",
         default="-",
         metavar="FILE",
-        help="a table (.csv, .tsv, .jsonl, .parquet) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input; without an `id` a row of a table is called by its number, from 0, a line by its number, from 1",
+        help="a table (.csv, .tsv, .jsonl, .parquet) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default: standard input; without an `id`, the id of a table row is its number, from 0, and that of a line its number, from 1",
     )
-    text = "of the input: a table, or lines; default by the ending of its name, of standard input lines"
+    text = "format of the input: a table, or lines; default: by the file extension, and lines for standard input"
     command.add_argument("--format", choices=("csv", "tsv", "jsonl", "parquet", "lines"), default="", help=text)
     command.add_argument(
         "--to",
         metavar="FILE",
-        help="write there, default and - print; answers to questions in a .json are {id: text}, as SQuAD's scripts read them, in a FOLDER/ also the n best and the null odds",
+        help="file to write; default and -: print; answers to questions in a .json are {id: text}, as SQuAD's scripts read them; a FOLDER/ also gets the n best answers and the null odds",
     )
 
 
@@ -120,9 +120,9 @@ def _add_export(add: Add) -> None:
     command = add("export", _export, "write a model in the Hugging Face layout; a byte model as safetensors with its settings", keys=True)
     add_source(command, what=SOURCES[BertRun])
     command.add_argument("--to", required=True, metavar="DIR", help="folder to write")
-    command.add_argument("--task", metavar="TASK", help="a fine-tuned task instead of the pretrained model")
-    command.add_argument("--license", metavar="ID", default="", help="of an encoder: what the model card says, such as apache-2.0")
-    text = "of an encoder: onnx also writes model.onnx, checked with onnxruntime (the extra `onnx`)"
+    command.add_argument("--task", metavar="TASK", help="export this fine-tuned task instead of the pretrained model")
+    command.add_argument("--license", metavar="ID", default="", help="encoders: license that the model card states, such as apache-2.0")
+    text = "encoders: onnx also writes model.onnx, checked with onnxruntime (needs the extra `onnx`)"
     command.add_argument("--format", choices=("huggingface", "onnx"), default="huggingface", help=text)
 
 
@@ -147,7 +147,7 @@ def _export(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_report(add: Add) -> None:
-    command = add("report", _report, "one HTML page from the metrics of one or more runs")
+    command = add("report", _report, "write an HTML page from the metrics of one or more runs")
     command.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     command.add_argument("--to", metavar="FILE", help="page to write; default report.html in the first run folder")
 

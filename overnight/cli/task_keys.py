@@ -34,7 +34,7 @@ _SECTIONS = {
         "reinit_layers",
         "seq_len",
     ),
-    "the choice": ("keep_best", "patience", "eval_every", "search", "select_on", "select_share"),
+    "the selection": ("keep_best", "patience", "eval_every", "search", "select_on", "select_share"),
     "questions": ("doc_stride", "max_answer_length"),
     "the features": ("features",),
     "repetitions": ("seeds", "random_init_seeds"),
@@ -55,7 +55,7 @@ _EXAMPLES = {
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _TAGGED = (".conll", ".conllu", ".iob", ".iob2", ".bio")
 _WIDEST = 100
-_PUBLISHED = "Settings of Devlin et al. 2018, Liu et al. 2019 or Clark et al. 2020 for this kind of task, printed before it begins; keys that are given go first."
+_PUBLISHED = "Use the settings of Devlin et al. 2018, Liu et al. 2019 or Clark et al. 2020 for this kind of task, which are printed before it begins; keys that you give take precedence."
 _SHOWN = ("precision", "compute.device", "compute.threads")
 # Run-level keys say how a run is computed, not what it is.
 _RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging")
@@ -86,7 +86,7 @@ def add_source(command: argparse.ArgumentParser, kind: type[Run] = Run, what: st
         kind: of runs that the command is for.
         what: the command takes, where that is not all that :func:`open_run` opens.
     """
-    text = f"{what or SOURCES[kind]}; --precision=bf16, --compute.device=cpu and the like may follow"
+    text = f"{what or SOURCES[kind]}; run-level keys such as --precision=bf16 or --compute.device=cpu may follow"
     command.add_argument("--from", dest="source", required=True, metavar="RUN", help=text)
 
 

@@ -9,19 +9,25 @@ from overnight.cli.task_keys import add_source, check_keys
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
 
-_SOURCE = "run folder, a fine-tuned task in it (RUN/finetune/TASK), or a Hugging Face folder or another checkpoint of others (docs/checkpoints.md)"
+_SOURCE = (
+    "run folder, a fine-tuned task in it (RUN/finetune/TASK), a Hugging Face folder, or another program's checkpoint (docs/checkpoints.md)"
+)
 
 
 def _add_embed(add: Add) -> None:
-    command = add("embed", _embed, "texts to vectors: hidden states of an encoder, as JSON lines or .npy", keys=True)
-    text = "lines of text or JSON, .jsonl, or a table (.csv, .tsv, .parquet) with a column `text`; - is standard input; without an `id` a row of a table is called by its number, from 0, a line by its number, from 1"
+    command = add("embed", _embed, "turn texts into vectors: hidden states of an encoder, as JSON lines or .npy", keys=True)
+    text = "lines of text or JSON, .jsonl, or a table (.csv, .tsv, .parquet) with a column `text`; - is standard input; without an `id`, the id of a table row is its number, from 0, and that of a line its number, from 1"
     command.add_argument("files", nargs="+", metavar="FILE", help=text)
     add_source(command, what=_SOURCE)
-    command.add_argument("--to", metavar="FILE", help="write there, .npy (float32, a row a text) or .jsonl; default prints JSON lines")
-    command.add_argument("--pooling", choices=("mean", "first"), default="mean", help="of all tokens, or the first, [CLS]; default mean")
-    text = "behind which layer: -1 the last, 0 the embedding table; default -1"
+    command.add_argument(
+        "--to", metavar="FILE", help="file to write: .npy (float32, one row per text) or .jsonl; default: print JSON lines"
+    )
+    command.add_argument(
+        "--pooling", choices=("mean", "first"), default="mean", help="mean of all tokens, or the first token, [CLS]; default mean"
+    )
+    text = "layer whose output to use: -1 the last, 0 the embedding table; default -1"
     command.add_argument("--layer", type=int, default=-1, metavar="N", help=text)
-    command.add_argument("--normalize", action="store_true", help="vectors of length one, whose products are cosines")
+    command.add_argument("--normalize", action="store_true", help="scale the vectors to length one, so that their dot products are cosines")
 
 
 def _embed(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -42,15 +48,17 @@ def _embed(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_serve(add: Add) -> None:
-    command = add("serve", _serve, "answer and embed texts over HTTP, on this machine alone unless --host says otherwise", keys=True)
+    command = add("serve", _serve, "answer and embed texts over HTTP, for this machine only unless --host says otherwise", keys=True)
     add_source(command, what=_SOURCE)
     command.add_argument(
-        "--host", default="127.0.0.1", metavar="HOST", help="to listen on; default 127.0.0.1, which only this machine reaches"
+        "--host", default="127.0.0.1", metavar="HOST", help="address to listen on; default 127.0.0.1, which only this machine can reach"
     )
-    command.add_argument("--port", type=int, default=8000, metavar="N", help="default 8000; 0 is any that is free")
-    command.add_argument("--max-texts", type=int, default=256, metavar="N", help="of a request; default 256")
-    command.add_argument("--max-bytes", type=int, default=1 << 20, metavar="N", help="of a request; default 1048576")
-    command.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="within which a request has to arrive; default 10")
+    command.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on; default 8000; 0 is any free port")
+    command.add_argument("--max-texts", type=int, default=256, metavar="N", help="maximum texts per request; default 256")
+    command.add_argument("--max-bytes", type=int, default=1 << 20, metavar="N", help="maximum bytes per request; default 1048576")
+    command.add_argument(
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="time within which a request must arrive; default 10"
+    )
 
 
 def _serve(options: argparse.Namespace, overrides: list[str]) -> None:
