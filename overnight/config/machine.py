@@ -39,7 +39,7 @@ class Stability:
     """What is done at steps that should not stand; where there are none, it changes nothing."""
 
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
-    """When a gradient is not finite: stop with the weights as they were, skip the step, or go back to the newest checkpoint and skip the data since then. fp16 skips the step and lowers its loss scale; it follows this setting only at the lowest scale. Each step waits for the GPU only with skip, rollback or fp16; with stop, the gradient is checked when metrics are logged and before each checkpoint."""
+    """When a gradient is not finite: stop with the weights as they were, skip the step, or go back to the newest checkpoint and skip the data since then. fp16 halves its loss scale and repeats the step; it follows this setting only at the lowest scale. Each step waits for the GPU only with skip, rollback or fp16; with stop, the gradient is checked when metrics are logged and before each checkpoint."""
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = "ignore"
     """When a loss or gradient norm is far above those before it: report it only, or act as in on_nonfinite. With ignore, the logged metrics are checked; otherwise every step is checked before it is taken, which waits for the GPU."""
     spike_threshold: PositiveFloat = 10.0
