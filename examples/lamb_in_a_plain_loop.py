@@ -1,8 +1,8 @@
-"""LAMB in a plain PyTorch loop, with nothing else of the package: its groups, its warm-up, its clipping.
+"""LAMB in a plain PyTorch loop, with nothing else from the package: parameter groups, warm-up, gradient clipping.
 
     python examples/lamb_in_a_plain_loop.py
 
-Takes seconds on a CPU, and prints the accuracy on points that were not trained on.
+It takes seconds on a CPU and prints the accuracy on points that it did not train on.
 """
 
 import torch
@@ -14,7 +14,7 @@ STEPS, BATCH = 100, 256
 
 
 def spirals(n: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return n points on three arms of a spiral, (n, 2), and the arm of each, (n)."""
+    """Return n points on the three arms of a spiral, (n, 2), and the arm of each point, (n)."""
     arm = torch.randint(3, (n,), generator=draw)
     radius = torch.rand(n, generator=draw)
     angle = 4 * radius + arm * (2 * torch.pi / 3) + 0.15 * torch.randn(n, generator=draw)
@@ -22,16 +22,16 @@ def spirals(n: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    """Train, and print what came out."""
+    """Train, and print the loss and the accuracy."""
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(1)
     model = nn.Sequential(nn.Linear(2, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
-    # Biases and norms are neither decayed nor given a trust ratio, as in the published runs.
+    # Biases and norms get neither weight decay nor a trust ratio, as in the published runs.
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0, "trust_ratio": False}]
     optimizer = Lamb(groups, lr=0.05, max_grad_norm=1.0)
-    # Large batches want a warm-up; any scheduler of torch drives the optimizer.
+    # Large batches need a warm-up; any of torch's schedulers works with the optimizer.
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS, pct_start=0.2, cycle_momentum=False)
     for step in range(1, STEPS + 1):
         x, y = spirals(BATCH, draw)
