@@ -198,7 +198,9 @@ def _connected(address: str) -> Any:
             distributed.comm.get_address_host_port(address)
         return distributed.Client(address, timeout=_ANSWER_WITHIN, set_as_default=False)
     except ValueError as error:
-        raise ConfigError(f"data.scheduler = {address!r}: is no address of a Dask scheduler ({error}); write tcp://HOST:8786") from None
+        raise ConfigError(
+            f"data.scheduler = {address!r}: is not the address of a Dask scheduler ({error}); write tcp://HOST:8786"
+        ) from None
     except (OSError, TimeoutError) as error:
         raise UserError(
             f"data.scheduler = {address}: no scheduler answers there within {_ANSWER_WITHIN:.0f} s ({error}); start one (`dask scheduler`) and "
@@ -234,7 +236,7 @@ class DaskCluster:
         )
         if many := sum(count > 1 for count in threads.values()):
             self._log(
-                f"prepare: {plural(many, 'worker')} with several threads, which take turns; start a process a core, with --nthreads=1"
+                f"prepare: {plural(many, 'worker')} with several threads, which take turns; start one process per core, with --nthreads=1"
             )
         for worker, answer in self._seen():
             if isinstance(answer, BaseException):
@@ -323,6 +325,6 @@ def _is_about_import(error: BaseException) -> bool:
 
 def _not_installed(worker: str, error: BaseException) -> UserError:
     return UserError(
-        f"{worker} cannot import what the tasks are ({type(error).__name__}: {str(error).splitlines()[0]}); install the same version of overnight, with its "
+        f"{worker} cannot import the tasks ({type(error).__name__}: {str(error).splitlines()[0]}); install the same version of overnight, with its "
         f"extra `dask`, for the scheduler and for every worker, and {_CONTINUE}"
     )

@@ -47,7 +47,7 @@ def _expanded(path: str, key: str, leave_out: Sequence[Path]) -> list[Path]:
     if filled.is_dir():
         if _real(filled) in closed:
             raise DataError(
-                f"{filled}: is the folder of the prepared data or of the run (data.dir, out), so what is in it is no text; correct {key}, or set these to others"
+                f"{filled}: is the folder of the prepared data or of the run (data.dir, out), so it holds no source text; correct {key}, or set data.dir or out to another folder"
             )
         found = _files_below(filled, closed)
         if not found:
@@ -150,7 +150,7 @@ def _is_file(path: Path) -> bool:
         DataError: when it is a link that leads nowhere.
     """
     if path.is_symlink() and not path.exists():
-        raise DataError(f"{path}: is a link to {os.readlink(path)}, where there is nothing; mend it or remove it")
+        raise DataError(f"{path}: is a link to {os.readlink(path)}, which does not exist; correct or remove it")
     return path.is_file()
 
 

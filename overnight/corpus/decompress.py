@@ -149,8 +149,8 @@ class _ZstdFile(io.RawIOBase):
             except self._module.ZstdError as error:
                 if "memory" in str(error):
                     raise _WindowError(
-                        f"was packed with a window of {self._window() >> 20:,} MB, which is more than the memory there is, or than the "
-                        f"{_ZSTD_WINDOW >> 20:,} MB that are taken at most; pack it anew with a smaller one (zstd --long=27)"
+                        f"was packed with a window of {self._window() >> 20:,} MB, more than this machine's memory, or than the "
+                        f"{_ZSTD_WINDOW >> 20:,} MB limit; pack it anew with a smaller one (zstd --long=27)"
                     ) from None
                 raise OSError(error) from None
             self._packed = b""
@@ -220,7 +220,7 @@ def _skip_zeros(tail: _Tail, ahead: bytes, name: str) -> bool:
     except tarfile.HeaderError:  # type: ignore[attr-defined]
         # tarfile takes a damaged header for the end, too.
         raise DataError(
-            f"{name}: the tar archive is damaged, or followed by bytes that are none; get it again, or pack its files anew"
+            f"{name}: the tar archive is damaged, or followed by bytes that are not part of it; get it again, or pack its files anew"
         ) from None
     tail.put_back(ahead)
     return True

@@ -129,7 +129,7 @@ class Input:
         self.source.skipped_lines += lines
         if sum(source.skipped_lines for source in self.reading.sources) > self.data.max_invalid_lines:
             raise DataError(
-                f"{self.name}:{number}: {what}; mend it, or allow more bad lines than data.max_invalid_lines={self.data.max_invalid_lines}"
+                f"{self.name}:{number}: {what}; correct it, or allow more bad lines than data.max_invalid_lines={self.data.max_invalid_lines}"
             )
 
     def too_long(self, where: str, what: str, todo: str = "cut it, or leave the file out") -> DataError:

@@ -35,7 +35,7 @@ def read_epub(file: OpenFile) -> Iterator[Document]:
         DataError: when it is protected, lacks a part, or is damaged.
     """
     if not b"PK\x03\x04".startswith(file.stream.peek(4)[:4]):
-        raise DataError(f"{file.name}: is no book in EPUB; correct data.format")
+        raise DataError(f"{file.name}: is not an EPUB book; correct data.format")
     with decompress.seekable(file.stream, file.name) as stream:
         allowed = zips.allowance(stream, file.name)
         archive = zips.opened(stream, file.name)
@@ -99,7 +99,7 @@ class _Book:
         try:
             return ElementTree.fromstring(content)
         except ElementTree.ParseError as error:
-            raise self._damaged(f"has a {path} that is no XML ({error})") from None
+            raise self._damaged(f"has a {path} that is not XML ({error})") from None
 
     def _content(self, path: str) -> bytes:
         try:
@@ -113,4 +113,4 @@ class _Book:
         return content
 
     def _damaged(self, what: str) -> DataError:
-        return DataError(f"{self._file.name}: is no book in EPUB, or is damaged: it {what}; get it again, or leave it out")
+        return DataError(f"{self._file.name}: is not an EPUB book, or is damaged: it {what}; get it again, or leave it out")

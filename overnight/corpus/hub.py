@@ -63,12 +63,12 @@ def _builder(path: str) -> Any:
 def _parts(path: str) -> dict[str, str | None]:
     if part := _PART.fullmatch(path):
         raise ConfigError(
-            f"data.paths: {path!r} names a part of a split, and splits are read as streams, whole; name {part[1]!r}, or write the part into a file "
+            f"data.paths: {path!r} names a part of a split, but a split is read as one stream; name {part[1]!r}, or write the part into a file "
             "of its own (to_parquet of datasets) and name that"
         )
     if not (found := _FORM.fullmatch(environment_text(path, "data.paths"))):
         raise ConfigError(
-            f"data.paths: {path!r} is no data set of Hugging Face; one is hf:NAME, hf:NAME:CONFIG, hf:NAME:CONFIG:SPLIT or hf:NAME@REVISION..."
+            f"data.paths: {path!r} is not a Hugging Face data set; write hf:NAME, hf:NAME:CONFIG, hf:NAME:CONFIG:SPLIT or hf:NAME@REVISION..."
         )
     return found.groupdict()
 
@@ -79,5 +79,5 @@ def _tried(path: str, call: Callable[[], Any]) -> Any:
     except Exception as error:  # the library passes on those of every format and connection
         said = (str(error) or type(error).__name__).strip().splitlines()[0][:300]
         raise DataError(
-            f"{path}: cannot be read ({said}); correct data.paths, mend the data set, or see that this machine may reach it"
+            f"{path}: cannot be read ({said}); correct data.paths, repair the data set, or make sure that this machine can reach it"
         ) from None

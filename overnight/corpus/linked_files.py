@@ -68,7 +68,7 @@ def _linked(system: Any, folder: str, most: int | None, hidden: bool) -> dict[st
     for page, linked_by, level in pages:  # which grows by the links
         if level > _MOST_LEVELS:
             raise DataError(
-                f"{_shown(page)}: is {_MOST_LEVELS} folders below {_shown(folder)}, as in a circle; mend the pages, or name the files"
+                f"{_shown(page)}: is {_MOST_LEVELS} folders below {_shown(folder)}, as in a circle; correct the pages, or name the files"
             )
         for name in _links(system, page, linked_by):
             inside = _bare(name).removeprefix(_bare(folder))
@@ -107,7 +107,9 @@ def _info(system: Any, name: str, page: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         if status := status_of_absent(error.__cause__):
             link = _shown(_bare(name).removeprefix(_bare(page)))
-            raise DataError(f"{_shown(page)}: links to {link}, which is not there ({status}); mend the page, or name the files") from None
+            raise DataError(
+                f"{_shown(page)}: links to {link}, which is not there ({status}); correct the page, or name the files"
+            ) from None
         raise
     return found
 

@@ -59,7 +59,7 @@ def count_of_source(prepared: Prepared, split: str, source: str) -> int:
 def _table(prepared: Prepared) -> DocumentTable:
     if prepared.table is None:
         raise DataError(
-            f"{prepared.folder}: was prepared before names and sources of documents were kept, so they cannot be chosen by them; prepare again into another folder"
+            f"{prepared.folder}: was prepared before names and sources of documents were kept, so documents cannot be chosen by them; prepare again into another folder"
         )
     return prepared.table
 
@@ -106,7 +106,7 @@ def search_pattern(prepared: Prepared, text: str, regex: str, ignore_case: bool)
         try:
             return re.compile(regex, flags)
         except re.error as error:
-            raise ConfigError(f"--regex {regex!r}: is no regular expression ({error}); --search takes text as it is") from None
+            raise ConfigError(f"--regex {regex!r}: is not a regular expression ({error}); --search takes text as it is") from None
     if prepared.decoder.is_bytes:
         return re.compile(r"\s+".join(map(re.escape, text.split())), flags) if text.strip() else None
     text = prepared.decoder.normalized(text)

@@ -107,7 +107,7 @@ def prepare(
         _warn_of_old_rules(manifest, folder, log)
         if said := change(manifest.source_files, data, own):
             log(
-                f"warning: the source files have other names or sizes than when {folder} was prepared ({said}), which is used as it is; to read them anew, "
+                f"warning: the source files have other names or sizes than when {folder} was prepared ({said}); the folder is used as it is. To read them anew, "
                 "prepare into another folder (data.dir), or delete this one and give runs that began with it a new folder"
             )
         return manifest
@@ -293,7 +293,7 @@ def _read_and_clean(
 
 def _check_skipped(sources: list[Source], allowed: int) -> None:
     if (skipped := sum(source.skipped_lines for source in sources)) > allowed:
-        raise DataError(f"{skipped} lines were skipped, data.max_invalid_lines = {allowed}; mend them or allow more")
+        raise DataError(f"{skipped} lines were skipped, data.max_invalid_lines = {allowed}; correct them or allow more")
 
 
 def _chunks(found: Iterator[Document | Part]) -> Iterator[list[Document] | Part]:

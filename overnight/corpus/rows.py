@@ -142,7 +142,7 @@ def _csv_rows(file: OpenFile) -> Iterator[tuple[int, int, list[str]]]:
             # The lines behind a quotation mark that is not closed are lost with its row.
             span = reader.line_num - began + 1
             more = f", up to line {reader.line_num:,}: close the quotation mark of line {opened or began:,}" if span > 1 else ""
-            file.skip(began, f"is no row of comma-separated values ({error}){more}; one inside a quoted text is written twice", span)
+            file.skip(began, f"is not a row of comma-separated values ({error}){more}; one inside a quoted text is written twice", span)
             continue
         if cells is None:
             return

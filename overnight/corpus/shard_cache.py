@@ -100,7 +100,7 @@ def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callabl
     write_whole(folder / ARRIVING / "manifest.json", [manifest])
     known = load_manifest(folder / ARRIVING)
     if bad := next((entry.name for entry in known.shards if Path(entry.name).name != entry.name), ""):
-        raise DataError(f"{address}/manifest.json: names a shard {bad!r}, which is no name of a file; prepare again")
+        raise DataError(f"{address}/manifest.json: names a shard {bad!r}, which is not a file name; prepare again")
     lacking, has_vocabulary = _lacking(folder, known)
     if lacking or not has_vocabulary:
         _make_room(folder, sum(entry.bytes for entry in known.shards) + _OTHER_FILES, limit, log)
@@ -197,12 +197,14 @@ def _tried(address: str, name: str, log: Callable[[str], None], call: Callable[[
         except places.Hopeless:
             raise
         except (_Differs, DataError) as error:
-            log(f"fetch: {name} did not arrive ({error}); tries again in {pause:g} s")
+            log(f"fetch: {name} did not arrive ({error}); trying again in {pause:g} s")
             time.sleep(pause)
     try:
         return call()
     except _Differs as error:
-        raise DataError(f"{address}/{name}: {error}; run the same command again, and if it stays so put the right file there") from None
+        raise DataError(
+            f"{address}/{name}: {error}; run the same command again, and if the error persists, put the right file there"
+        ) from None
 
 
 def _make_room(folder: Path, needed: int, limit: int, log: Callable[[str], None]) -> None:
@@ -223,7 +225,7 @@ def _make_room(folder: Path, needed: int, limit: int, log: Callable[[str], None]
         # Who changes or reads it has one of the locks.
         with closing(_open_lock(other, "changed")) as changed, closing(_open_lock(other, "read")) as read:
             if try_lock(changed) and try_lock(read):
-                log(f"fetch: takes away {other}, {sizes.pop(other) / 1e6:,.1f} MB")
+                log(f"fetch: removing {other}, {sizes.pop(other) / 1e6:,.1f} MB")
                 (other / "manifest.json").unlink(missing_ok=True)
                 shutil.rmtree(other)
     if (kept := sum(sizes.values())) + needed > limit:

@@ -177,7 +177,7 @@ def read_table(path: Path) -> pa.RecordBatch:
             raise DataError(
                 f"{path}: cannot be read: {error}; raise the limits of this machine (ulimit -a), and run the same command again"
             ) from None
-        raise DataError(f"{path}: is no Arrow file that can be read: {error}; delete the folder {path.parent} and prepare again") from None
+        raise DataError(f"{path}: is not a readable Arrow file: {error}; delete the folder {path.parent} and prepare again") from None
 
 
 def seal_chunk(path: Path, of: str = "") -> None:

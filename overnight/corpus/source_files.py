@@ -50,7 +50,7 @@ def change(read: SourceFiles | None, data: Data, leave_out: Sequence[Path]) -> s
         now = _summed(places.files(path, leave_out=leave_out) for _, path in named_paths(data) if _is_here(path))
     except UserError:  # the shards are what they are, also where the text has gone since
         return ""
-    return "" if now == read else f"now {plural(now.files, 'file')} of {now.bytes:,} bytes, then {read.files:,} of {read.bytes:,}"
+    return "" if now == read else f"now {plural(now.files, 'file')} of {now.bytes:,} bytes, before {read.files:,} of {read.bytes:,}"
 
 
 def _is_here(path: str) -> bool:

@@ -159,16 +159,16 @@ def validation_lines(manifest: Manifest, share: Callable[[int], float | None], f
     if not documents:
         wanted = share(LEAST_DOCUMENTS) or share(1)
         remedy = f"with --data.valid_fraction={wanted:g}" if wanted else "with more documents"
-        gone = "; those that it took were dropped for their tokens, see drops.json" if fraction else ""
+        gone = "; those that it selected were dropped because of their tokens (see drops.json)" if fraction else ""
         yield (
-            f"warning: no document is for validation (data.valid_fraction = {fraction:g}{gone}), and pretraining needs some to measure on: "
+            f"warning: no document is in the validation split (data.valid_fraction = {fraction:g}{gone}), and pretraining needs some to measure on: "
             f"prepare into another folder {remedy}"
         )
         return
     for name, count in without_validation(manifest).items():
         more = f"make more documents of it (data.sources.{name}.documents = paragraph or line)" if files() else "add documents to it"
         yield (
-            f"warning: none of the {plural(count, 'document')} of source {name} is for validation, so no loss says how well it is learned: "
+            f"warning: none of the {plural(count, 'document')} of source {name} is in the validation split, so no loss shows how well it is learned: "
             + (f"raise data.valid_fraction = {fraction:g}, or " if fraction < LARGEST_SHARE else "")
             + more
         )
@@ -185,6 +185,6 @@ def validation_lines(manifest: Manifest, share: Callable[[int], float | None], f
         if files():
             hints.append("make more documents of it (data.documents = paragraph or line)")
         yield (
-            f"warning: scores on {plural(documents, 'validation document')} of {tokens:,} tokens say little of others (at least {LEAST_DOCUMENTS} documents and "
+            f"warning: scores on {plural(documents, 'validation document')} of {tokens:,} tokens say little about other documents (at least {LEAST_DOCUMENTS} documents and "
             f"{LEAST_TOKENS:,} tokens would be better): {'; or '.join(hints)}"
         )

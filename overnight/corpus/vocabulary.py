@@ -91,7 +91,7 @@ def make_vocabulary(
     if given is None:
         if data.lowercase and (accents := share_of_accents(chunks)) > _MANY_ACCENTS:
             log(
-                f"warning: data.lowercase = true takes away accents and other marks, too, and {share(accents)} of the letters of this text have one "
+                f"warning: data.lowercase = true also removes accents and other marks, and {share(accents)} of the letters of this text have one "
                 '("schön" becomes "schon"); --data.lowercase=false keeps them, and capitals'
             )
         tokens = train_tokens(words, data.vocab_size)
@@ -147,7 +147,7 @@ def warn_of_unknown(chunks: Sequence[Path], tokens: Sequence[str], lowercase: bo
         if 2 * long > length
         else "in words with characters that the vocabulary lacks: name one of this language, or none, as data.vocab_file, or raise data.vocab_size"
     )
-    log(f"warning: {share(length / every)} of the characters of this text are [UNK] to the model, which learns nothing of them, {why}")
+    log(f"warning: {share(length / every)} of the characters of this text are [UNK] to the model, which learns nothing about them, {why}")
 
 
 def _samples(chunks: Sequence[Path]) -> Iterator[str]:

@@ -137,7 +137,7 @@ def _check_extra() -> None:
     if importlib.util.find_spec("resiliparse") is None:
         raise DataError(
             "the text of HTML pages and of books in EPUB needs the extra `web` (pip install 'overnight[web]'); "
-            "pages can do without it by data.format=text, which keeps what stands between the tags"
+            "for pages, data.format=text does without it and keeps the text between the tags"
         )
 
 
@@ -145,7 +145,7 @@ def _records(file: OpenFile) -> Iterator[tuple[Headers, bytes | None]]:
     """Yield the headers of each record, with lower-case names, and its content; None is one that is too long."""
     while line := _skip_blank(file):
         if not line.startswith(b"WARC/"):
-            raise DataError(f"{file.name}: is no WARC file, or is damaged: a record begins with {line[:20]!r}; get it again")
+            raise DataError(f"{file.name}: is not a WARC file, or is damaged: a record begins with {line[:20]!r}; get it again")
         headers = _headers(_until_blank(file))
         try:
             left = int(headers["content-length"])

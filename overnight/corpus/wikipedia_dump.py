@@ -112,7 +112,7 @@ def parts(stream: io.BufferedReader, name: str, data: Data) -> Iterator[DumpPart
         buffer += block
         if namespaces is None and (b"<page>" in buffer or not block):
             if b"<mediawiki" not in buffer[:4096]:
-                raise DataError(f"{name}: is no dump of a MediaWiki, it does not begin with <mediawiki; correct data.format")
+                raise DataError(f"{name}: is not a MediaWiki dump: it does not begin with <mediawiki; correct data.format")
             namespaces = _namespaces(buffer)
         if len(buffer) >= PART_BYTES or not block:
             end = buffer.rfind(b"</page>") + 7
@@ -283,7 +283,7 @@ def _unpacked(file: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes]]
 
 def _too_large(name: str, place: int) -> DataError:
     return DataError(
-        f"{name}: what is packed at byte {place} is more than {_MAX_XML_BYTES >> 20} MB of XML, as no dump has it; get the dump again"
+        f"{name}: what is packed at byte {place} is more than {_MAX_XML_BYTES >> 20} MB of XML, which no dump has; get the dump again"
     )
 
 
@@ -331,7 +331,7 @@ def _namespace(page: bytes, title: str, part: DumpPart) -> int:
     if start >= 0:
         number = page[start + 4 : page.find(b"<", start + 4)]
         if not _NUMBER.fullmatch(number):
-            raise DataError(f"{part.name}: page {title!r}: its namespace is {number[:20]!r}, which is no number; get the dump again")
+            raise DataError(f"{part.name}: page {title!r}: its namespace is {number[:20]!r}, which is not a number; get the dump again")
         return int(number)
     prefix, colon, _ = title.partition(":")
     return part.namespaces.get(prefix.lower(), 0) if colon else 0

@@ -225,7 +225,7 @@ def test_json_lines_have_the_text_the_sentences_and_the_tokens(folder: Path, cap
         (["--number", "99999"], "there is no document 99,999 in train, which has documents 1 to", 1),
         (["--split", "test"], "test holds no document; there is train, valid", 1),
         (["--search", "a", "--regex", "b"], "--search and --regex: give one of them", 2),
-        (["--regex", "("], "is no regular expression", 2),
+        (["--regex", "("], "is not a regular expression", 2),
         (["--search", " "], "is empty; give a word or a phrase", 2),
         (["--search", ""], "--search '': is empty; give a text", 2),
         (["--regex", ""], "--regex '': is empty; give a text", 2),

@@ -42,9 +42,9 @@ def little_memory() -> Iterator[None]:
         ("x.txt", "file", r"x\.txt: more than 32 MB in one document"),
         ("x.txt", "line", r"x\.txt:1: more than 32 MB in one line"),
         ("x.txt", "paragraph", r"x\.txt:1: more than 32 MB in one line"),
-        ("x.jsonl", "file", r"x\.jsonl:1: has more than 32 MB; mend it"),
+        ("x.jsonl", "file", r"x\.jsonl:1: has more than 32 MB; correct it"),
         ("x.csv", "file", r"x\.csv:1: more than 32 MB in one line"),
-        ("x.tsv", "file", r"x\.tsv:1: has more than 32 MB; mend it"),
+        ("x.tsv", "file", r"x\.tsv:1: has more than 32 MB; correct it"),
         ("x.md", "file", r"x\.md: more than 32 MB in one document"),
     ],
 )

@@ -297,10 +297,10 @@ def test_an_address_where_nothing_answers_or_that_is_none_is_refused(tmp_path: P
         prepare(Data(paths=[str(tmp_path / "text")], scheduler="tcp://127.0.0.1:1"), tmp_path / "out", silent)
     for address in ("local", "tcp://h"):
         with pytest.raises(
-            ConfigError, match=rf"'{address}': is no address of a Dask scheduler \(missing port number.*; write tcp://HOST:8786"
+            ConfigError, match=rf"'{address}': is not the address of a Dask scheduler \(missing port number.*; write tcp://HOST:8786"
         ):
             prepare(Data(paths=[str(tmp_path / "text")], scheduler=address), tmp_path / "out", silent)
-    with pytest.raises(ConfigError, match=r"'nonsense://x': is no address of a Dask scheduler .*; write tcp://HOST:8786"):
+    with pytest.raises(ConfigError, match=r"'nonsense://x': is not the address of a Dask scheduler .*; write tcp://HOST:8786"):
         prepare(Data(paths=[str(tmp_path / "text")], scheduler="nonsense://x"), tmp_path / "out", silent)
 
 

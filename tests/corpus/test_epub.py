@@ -70,7 +70,7 @@ def test_books_inside_archives_are_books(tmp_path: Path) -> None:
         ({"META-INF/container.xml": None}, "it lacks META-INF/container.xml"),
         ({"META-INF/container.xml": "<container/>"}, "it names no package"),
         ({"OEBPS/p.opf": None}, r"it lacks OEBPS/p\.opf"),
-        ({"OEBPS/p.opf": "<package"}, r"it has a OEBPS/p\.opf that is no XML"),
+        ({"OEBPS/p.opf": "<package"}, r"it has a OEBPS/p\.opf that is not XML"),
         ({"OEBPS/p.opf": '<!DOCTYPE x [<!ENTITY a "b">]><package/>'}, r"it declares entities in OEBPS/p\.opf"),
         ({"OEBPS/p.opf": PACKAGE.replace('idref="one"', 'idref="gone"')}, "it has no part 'gone' of its spine"),
         ({"one.xhtml": None}, r"it lacks one\.xhtml"),
@@ -81,7 +81,7 @@ def test_books_inside_archives_are_books(tmp_path: Path) -> None:
 )
 def test_a_book_without_one_of_its_parts_is_refused(tmp_path: Path, changes: dict[str, str | None], message: str) -> None:
     write(tmp_path / "x.epub", **changes)
-    with pytest.raises(DataError, match=r"x\.epub: is no book in EPUB, or is damaged: " + message):
+    with pytest.raises(DataError, match=r"x\.epub: is not an EPUB book, or is damaged: " + message):
         read(tmp_path)
 
 
@@ -105,7 +105,7 @@ def test_a_cut_book_is_truncated(tmp_path: Path) -> None:
 
 def test_a_text_that_is_called_a_book_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.epub").write_text("Once upon a time")
-    with pytest.raises(DataError, match=r"x\.epub: is no book in EPUB; correct data\.format"):
+    with pytest.raises(DataError, match=r"x\.epub: is not an EPUB book; correct data\.format"):
         read(tmp_path, on_truncated_file="keep")
 
 

@@ -171,7 +171,7 @@ def test_a_link_that_leads_nowhere_is_refused_wherever_it_is_met(tmp_path: Path,
     assert texts(f"{tmp_path}{path}") == ["text"]
     for target in ("../nowhere", "y.txt"):
         (tmp_path / "a" / "y.txt").symlink_to(target)
-        with pytest.raises(DataError, match=rf"a/y\.txt: is a link to {target}, where there is nothing; mend it or remove it"):
+        with pytest.raises(DataError, match=rf"a/y\.txt: is a link to {target}, which does not exist; correct or remove it"):
             read(f"{tmp_path}{path}")
         with pytest.raises(DataError, match=r"y\.txt: there is no such file"):
             read(tmp_path / "a" / "y.txt")
@@ -232,19 +232,17 @@ def test_what_a_data_set_lacks_is_named(dataset: Path) -> None:
         file.write("{broken\n")
     hub._builder.cache_clear()
     with pytest.raises(
-        DataError, match=r"cannot be read \(.*\); correct data\.paths, mend the data set, or see that this machine may reach it"
+        DataError, match=r"cannot be read \(.*\); correct data\.paths, repair the data set, or make sure that this machine can reach it"
     ):
         read(f"hf:{dataset}", field="body")
 
 
 def test_what_is_no_data_set_says_what_one_is() -> None:
     for wrong in ("hf:", "hf:a:b:c:d", "hf:a@"):
-        with pytest.raises(ConfigError, match="is no data set of Hugging Face; one is hf:NAME"):
+        with pytest.raises(ConfigError, match="is not a Hugging Face data set; write hf:NAME"):
             hub.version(wrong)
     for part in ("[:10%]", "[10:]", "[:50]"):
-        with pytest.raises(
-            ConfigError, match=r"names a part of a split, and splits are read as streams, whole; name 'hf:a::train', or write"
-        ):
+        with pytest.raises(ConfigError, match=r"names a part of a split, but a split is read as one stream; name 'hf:a::train', or write"):
             hub.version(f"hf:a::train{part}")
 
 

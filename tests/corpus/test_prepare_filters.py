@@ -144,8 +144,10 @@ def test_a_validation_part_that_a_filter_empties_is_warned_of(reviews: Path, tmp
     filters, lines = dataclasses.replace(NoFilters(), max_tokens_per_char=0.35), list[str]()
     manifest = prepare(settings(reviews, filters=filters, valid_fraction=(place(rare) + least) / 2), tmp_path / "out", lines.append)
     assert not manifest.count("valid", "documents")
-    (said,) = (line for line in lines if line.startswith("warning: no document is for validation"))
-    assert re.search(r"\(data\.valid_fraction = 0\.\d+; those that it took were dropped for their tokens, see drops\.json\)", said)
+    (said,) = (line for line in lines if line.startswith("warning: no document is in the validation split"))
+    assert re.search(
+        r"\(data\.valid_fraction = 0\.\d+; those that it selected were dropped because of their tokens \(see drops\.json\)\)", said
+    )
 
 
 def test_filters_that_leave_nothing_are_named(reviews: Path, tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_archives_one_behind_the_other_are_read_as_one(tmp_path: Path, zeros: in
     with pytest.raises(DataError, match="tar archive ends early"):
         read(tmp_path / "cut.tar")
     (tmp_path / "more.tar").write_bytes(first + bytes(512 * zeros) + b"no archive" * 300)
-    with pytest.raises(DataError, match=r"more\.tar: the tar archive is damaged, or followed by bytes that are none"):
+    with pytest.raises(DataError, match=r"more\.tar: the tar archive is damaged, or followed by bytes that are not part of it"):
         read(tmp_path / "more.tar")
 
 

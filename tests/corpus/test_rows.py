@@ -111,15 +111,19 @@ def test_a_column_that_is_absent_is_refused_with_those_there_are(tmp_path: Path,
         ("id,text\n1,a\n2,b,c\n3,d\n", 1, r"x\.csv:3: has 3 fields where the header has 2: id, text \(quote texts"),
         ("id,text\n1,a\n2\n3,d\n", 1, r"x\.csv:3: has 1 fields where"),
         ('id,text\n1,a\n2,"b\nb",c\n3,d\n', 2, r"x\.csv:3: has, up to line 4, 3 fields where"),
-        ('id,text\n1,a\n2,"b"c\n3,d\n', 1, r"x\.csv:3: is no row of comma-separated values .*written twice"),
-        ('id,text\n1,"a\nb"\n2,"b"c\n3,d\n', 1, r"x\.csv:4: is no row"),
+        ('id,text\n1,a\n2,"b"c\n3,d\n', 1, r"x\.csv:3: is not a row of comma-separated values .*written twice"),
+        ('id,text\n1,"a\nb"\n2,"b"c\n3,d\n', 1, r"x\.csv:4: is not a row"),
         (
             'id,text\n1,a\n3,d\n2,"b\nnever closed\n',
             2,
-            r"x\.csv:4: is no row .*, up to line 5: close the quotation mark of line 4; one inside",
+            r"x\.csv:4: is not a row .*, up to line 5: close the quotation mark of line 4; one inside",
         ),
-        ('id,text\n1,a\n3,d\n"2\n","b\n\nnever closed\n', 4, r"x\.csv:4: is no row .*, up to line 7: close the quotation mark of line 5;"),
-        ('id,text\n1,a\n2,"b\n2,"b"\n3,d\n', 2, r"x\.csv:3: is no row .*, up to line 4: close the quotation mark of line 3;"),
+        (
+            'id,text\n1,a\n3,d\n"2\n","b\n\nnever closed\n',
+            4,
+            r"x\.csv:4: is not a row .*, up to line 7: close the quotation mark of line 5;",
+        ),
+        ('id,text\n1,a\n2,"b\n2,"b"\n3,d\n', 2, r"x\.csv:3: is not a row .*, up to line 4: close the quotation mark of line 3;"),
     ],
 )
 def test_a_broken_row_is_named_by_its_first_line_and_counted_with_all_its_lines(
@@ -268,7 +272,9 @@ def test_a_row_that_is_too_long_is_counted_and_never_in_memory(
     (tmp_path / f"x.{kind}").write_text(
         "\n".join([*head, row("before"), row("x" * size), row("behind"), "\udcff"]), "utf-8", "surrogateescape"
     )
-    with pytest.raises(DataError, match=rf"x\.{kind}:\d: has more than 1 MB; mend it, or allow more bad lines than .*max_invalid_lines=0"):
+    with pytest.raises(
+        DataError, match=rf"x\.{kind}:\d: has more than 1 MB; correct it, or allow more bad lines than .*max_invalid_lines=0"
+    ):
         read(tmp_path)
     where = (tmp_path / f"x.{kind}").stat().st_size - 1
     with pytest.raises(DataError, match=rf"x\.{kind}: byte {where} \(0xff\) is not UTF-8"):
@@ -282,7 +288,7 @@ def test_a_row_that_is_too_long_is_counted_and_never_in_memory(
 def test_a_quote_that_is_never_closed_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenFile, "max_bytes", 1 << 20)
     (tmp_path / "x.csv").write_bytes(b'text\n"' + (b"x" * 1000 + b"\n") * 2000)
-    with pytest.raises(DataError, match=r"x\.csv:2: is no row of comma-separated values \(field larger"):
+    with pytest.raises(DataError, match=r"x\.csv:2: is not a row of comma-separated values \(field larger"):
         read(tmp_path)
 
 

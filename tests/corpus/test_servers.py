@@ -111,17 +111,17 @@ def test_a_folder_whose_server_is_down_cannot_be_listed() -> None:
 
 def test_a_link_of_a_page_to_what_is_not_there_is_named(site: Site) -> None:
     site.files = {**TREE, "/b/g/": b'<a href="gone.txt?key=secret">x</a>', "/b/": TREE["/b/"] + b'<a href="g/">g</a>'}
-    with pytest.raises(DataError, match=r"/b/g/: links to gone\.txt, which is not there \(404\); mend the page, or name the files$"):
+    with pytest.raises(DataError, match=r"/b/g/: links to gone\.txt, which is not there \(404\); correct the page, or name the files$"):
         texts(f"{site.address}/b/")
     assert texts(f"{site.address}/b/*.txt") == ["one"]
     del site.files["/b/g/"]
-    with pytest.raises(DataError, match=r"/b/: links to g/, which is not there \(404\); mend the page, or name the files$"):
+    with pytest.raises(DataError, match=r"/b/: links to g/, which is not there \(404\); correct the page, or name the files$"):
         texts(f"{site.address}/b/")
 
 
 def test_pages_that_lead_in_a_circle_are_an_error(site: Site) -> None:
     site.files = {"/b/" + "again/" * number: b'<a href="again/">again</a>' for number in range(100)}
-    with pytest.raises(DataError, match=r"/b/again/.*/: is 50 folders below \S+/b/, as in a circle; mend the pages, or name the files"):
+    with pytest.raises(DataError, match=r"/b/again/.*/: is 50 folders below \S+/b/, as in a circle; correct the pages, or name the files"):
         texts(f"{site.address}/b/")
 
 

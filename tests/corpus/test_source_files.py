@@ -107,9 +107,9 @@ def test_a_cut_file_whose_name_is_no_utf8_is_kept_as_its_name_is_stored(here: Pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda here: (here / "new.txt").write_text("one more"), "now 41 files of {more:,} bytes, then 40 of {bytes:,}"),
+        (lambda here: (here / "new.txt").write_text("one more"), "now 41 files of {more:,} bytes, before 40 of {bytes:,}"),
         (lambda here: (here / "00.txt").write_text("shorter."), "now 40 files of "),
-        (lambda here: (here / "00.txt").rename(here / "zz.txt"), "now 40 files of {bytes:,} bytes, then 40 of {bytes:,}"),
+        (lambda here: (here / "00.txt").rename(here / "zz.txt"), "now 40 files of {bytes:,} bytes, before 40 of {bytes:,}"),
         (lambda here: (here / "00.txt").unlink(), "now 39 files of "),
     ],
 )

@@ -127,14 +127,16 @@ def test_a_source_without_a_validation_document_is_warned_of_by_name(tmp_path: P
     sources = {"books": TextSource(paths=[str(book)], documents="file"), "rows": TextSource(paths=[str(rows)])}
     prepare(data(book, 0.1, paths=[], sources=sources), tmp_path / "out", lines.append)
     (warning,) = (line for line in lines if line.startswith("warning: none"))
-    assert warning.startswith("warning: none of the 2 documents of source books is for validation")
+    assert warning.startswith("warning: none of the 2 documents of source books is in the validation split")
     assert "raise data.valid_fraction = 0.1, or make more documents of it (data.sources.books.documents = paragraph or line)" in warning
 
 
 def test_no_validation_document_is_warned_of_with_a_way_out(tmp_path: Path) -> None:
     lines: list[str] = []
     prepare(data(write(tmp_path / "text", 200), 0.0), tmp_path / "out", lines.append)
-    assert any("no document is for validation (data.valid_fraction = 0)" in line and "--data.valid_fraction=0." in line for line in lines)
+    assert any(
+        "no document is in the validation split (data.valid_fraction = 0)" in line and "--data.valid_fraction=0." in line for line in lines
+    )
 
 
 def test_the_manifest_names_the_validation_documents_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

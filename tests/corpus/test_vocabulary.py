@@ -20,7 +20,7 @@ ENGLISH = (
 @pytest.mark.parametrize(("text", "lowercase", "warns"), [(GERMAN, True, True), (GERMAN, False, False), (ENGLISH, True, False)])
 def test_a_text_whose_accents_would_go_is_warned_of(tmp_path: Path, text: str, lowercase: bool, warns: bool) -> None:
     lines = prepared(tmp_path, text, lowercase=lowercase)
-    assert any("data.lowercase = true takes away accents" in line and "--data.lowercase=false keeps" in line for line in lines) is warns
+    assert any("data.lowercase = true also removes accents" in line and "--data.lowercase=false keeps" in line for line in lines) is warns
 
 
 @pytest.mark.parametrize(("size", "said"), [(40, "characters of the text alone are"), (3000, "the text gives no more than"), (80, None)])

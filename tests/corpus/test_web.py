@@ -239,7 +239,7 @@ def test_a_cut_crawl_is_refused_and_its_whole_records_are_kept_only_if_asked(tmp
     [
         (b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\n", "a record has no Content-Length"),
         (b"WARC/1.0\r\nContent-Length: many\r\n\r\n", "a record has no Content-Length"),
-        (record("conversion", b"x") + b"<html>", "is no WARC file, or is damaged: a record begins with b'<html>'"),
+        (record("conversion", b"x") + b"<html>", "is not a WARC file, or is damaged: a record begins with b'<html>'"),
         (b"WARC/1.0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n", "more than 64 KB of headers"),
     ],
 )

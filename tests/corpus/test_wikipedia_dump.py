@@ -236,14 +236,14 @@ def test_damaged_streams_and_pages_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_namespace_that_is_no_number_is_refused_by_its_page(tmp_path: Path) -> None:
     text = "".join(pages(3)).replace("<ns>0</ns>", "<ns>zero</ns>", 1)
     (tmp_path / "x.xml").write_text(f"<mediawiki>{text}</mediawiki>")
-    with pytest.raises(DataError, match=r"x\.xml: page '[^']+': its namespace is b'zero', which is no number"):
+    with pytest.raises(DataError, match=r"x\.xml: page '[^']+': its namespace is b'zero', which is not a number"):
         read(tmp_path / "x.xml")
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_what_is_no_dump_of_articles_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.txt").write_text("text")
-    with pytest.raises(DataError, match="is no dump of a MediaWiki"):
+    with pytest.raises(DataError, match="is not a MediaWiki dump"):
         read(tmp_path / "x.txt", format="mediawiki")
     (tmp_path / "y.xml").write_text(HEAD + page("A", "#redirect [[B]]") + END)
     with pytest.raises(DataError, match=r"holds no text \(1 redirects"):
