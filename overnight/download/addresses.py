@@ -71,7 +71,7 @@ def mirror_of(text: str, setting: str) -> Mirror | None:
         parts = urlsplit(text)
         name, password, host, _ = parts.username, parts.password, parts.hostname, parts.port
     except ValueError:
-        raise ConfigError(f"{setting}: is no address; write it like https://mirror.example.org:8080/data") from None
+        raise ConfigError(f"{setting}: is not an address; write it like https://mirror.example.org:8080/data") from None
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise ConfigError(f"{setting} = {shown(text)}: must begin with https:// or http:// and a host, without ? and #; or name a folder")
     root = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

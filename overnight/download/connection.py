@@ -120,11 +120,13 @@ class Source:
             try:
                 place = urljoin(place, response.headers.get("Location", ""))
             except ValueError:
-                raise DataError(f"{shown(seen[0])}: leads to what is no address; nothing can be got there") from None
+                raise DataError(
+                    f"{shown(seen[0])}: redirects to something that is not an address; nothing can be downloaded there"
+                ) from None
             if place in seen:
-                raise DataError(f"{shown(seen[0])}: leads in a circle ({shown(place)} comes again); nothing can be got there")
+                raise DataError(f"{shown(seen[0])}: redirects in a circle ({shown(place)} comes up again); nothing can be downloaded there")
             if len(seen) > MAX_REDIRECTS:
-                raise DataError(f"{shown(seen[0])}: leads to another address more than {MAX_REDIRECTS} times; nothing can be got there")
+                raise DataError(f"{shown(seen[0])}: redirects more than {MAX_REDIRECTS} times; nothing can be downloaded there")
 
     def read(self, address: str, most: int, attempts: Attempts) -> bytes:
         """Return a small file whole, with as many tries as there are.
@@ -176,14 +178,16 @@ class Source:
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             if isinstance(reason, SSLCertVerificationError):
-                raise DataError(f"{shown(place)}: its certificate cannot be trusted ({reason.verify_message}); nothing was got") from None
+                raise DataError(
+                    f"{shown(place)}: its certificate cannot be trusted ({reason.verify_message}); nothing was downloaded"
+                ) from None
             if isinstance(reason, ValueError | http.client.InvalidURL):
-                raise DataError(f"{shown(place)}: is no address that can be asked") from None
+                raise DataError(f"{shown(place)}: is not an address that can be requested") from None
             if isinstance(reason, TimeoutError):
                 raise TemporaryError("no answer in time") from None
             raise TemporaryError(f"no connection ({_reason(reason)})") from None
         if response is None:
-            raise DataError(f"{shown(place)}: is no address that can be asked")
+            raise DataError(f"{shown(place)}: is not an address that can be requested")
         if response.status in _TEMPORARY:
             response.close()
             wait = _retry_after(response.headers.get("Retry-After", ""))
@@ -205,10 +209,10 @@ def _answer(place: str, response: Any) -> Answer:
         text = f"{where}: answers {_status(response)}"
         if response.status in (404, 410):
             raise MissingError(f"{text}; there is no such file, and --mirror names another place")
-        raise DataError(f"{text}; what has come is kept. Ask its publisher, or name another place with --mirror")
+        raise DataError(f"{text}; what was downloaded is kept. Ask the publisher, or name another place with --mirror")
     if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
         response.close()
-        raise DataError(f"{where}: comes packed as {encoding}, which was not asked for")
+        raise DataError(f"{where}: is sent compressed as {encoding}, which was not requested")
     start, total = 0, None
     if response.status == 200:
         length = headers.get("Content-Length", "")

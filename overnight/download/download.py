@@ -75,7 +75,7 @@ class Download:
             self._print()
         failed = [job.failed for job in todo if job.failed]
         if len(failed) > 1 and all(isinstance(error, UserError) for error in failed):
-            raise DataError(f"{plural(len(failed), 'file')} of {len(todo)} could not be got, the first: {failed[0]}")
+            raise DataError(f"{plural(len(failed), 'file')} of {len(todo)} could not be downloaded; the first: {failed[0]}")
         if failed:
             raise failed[0]
 
@@ -90,7 +90,7 @@ class Download:
             host = host_of(job.file.address)
             try:
                 if host in self._lost:
-                    raise DataError(f"{shown(job.file.address)}: was not asked for, as {host} is lost")
+                    raise DataError(f"{shown(job.file.address)}: was not requested, since {host} no longer answers")
                 self._get(job)
             except StoppedError:
                 return
@@ -164,7 +164,7 @@ class Download:
             ):
                 for other in members:
                     other.part.unlink()
-                raise DataError(f"{one.target}: is there and is not what is published; move it away to get it")
+                raise DataError(f"{one.target}: exists and differs from what is published; move it away to download it")
 
     def _record(self, entries: dict[str, Entry]) -> None:
         with self._guard:

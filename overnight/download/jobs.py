@@ -51,7 +51,7 @@ def jobs_of(selected: Sequence[SelectedDataset], folder: Path, manifest: Manifes
     jobs = [job for one in selected for file in one.files if (job := _job(one.dataset, file, folder, manifest, verify, log))]
     coming = sum(max(0, job.total - part_size(folder / job.name)) for job in jobs)
     if coming > (free := shutil.disk_usage(folder).free):
-        text = f"{folder}: has {megabytes(free)} free, and {megabytes(coming)} are to come"
+        text = f"{folder}: has {megabytes(free)} free, but {megabytes(coming)} must be downloaded"
         raise DiskFullError(f"{text}; make room, or name another folder with --to")
     return jobs
 
@@ -63,9 +63,9 @@ def _job(dataset: Dataset, file: RemoteFile, folder: Path, manifest: Manifest, v
     if not file.unpack and path.exists():
         if file.path not in manifest.files:
             _adopt(dataset, file, path, manifest)
-            log(f"{path}: was there, and is what is published")
+            log(f"{path}: was already there, and is what is published")
             return None
-        log(f"{path}: is not as it came, or not what is published now; got again")
+        log(f"{path}: differs from what was downloaded, or from what is published now; downloading it again")
     name = f"{file.path}/{file.address.rpartition('/')[2]}" if file.unpack else file.path
     return Job(dataset, file, name, file.size or 0)
 
@@ -83,11 +83,13 @@ def _adopt(dataset: Dataset, file: RemoteFile, path: Path, manifest: Manifest) -
     """Record a file that someone has put there, if it is what is published."""
     kind, _, digits = file.checksum.partition(":")
     if not digits:
-        raise DataError(f"{path}: is there, and nothing says whether it is whole, as no checksum is published; move it away to get it")
+        raise DataError(f"{path}: exists, but no checksum is published that would tell whether it is whole; move it away to download it")
     with open(path, "rb") as content:
         found = hashlib.file_digest(content, kind).hexdigest()
     if found != digits:
-        raise DataError(f"{path}: is there and is not what is published (its {kind} is {found}, not {digits}); move it away to get it")
+        raise DataError(
+            f"{path}: exists and differs from what is published (its {kind} is {found}, not {digits}); move it away to download it"
+        )
     manifest.add({file.path: entry_of(dataset, file, Received(path, path.stat().st_size, sha256_of(path)))})
 
 

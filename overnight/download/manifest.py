@@ -16,7 +16,7 @@ from overnight.run_dir.lock import holder_of, sign, try_lock
 from overnight.state_files import STRICT, read_json, sealed
 
 NAME = "download.json"
-_REMEDY = "move it away: files whose checksums are published are known again, others are got again once they are moved away too"
+_REMEDY = "move it away: files whose checksums are published are recognized, others are downloaded again once they are moved away too"
 
 
 @dataclass(frozen=True)

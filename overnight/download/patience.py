@@ -64,11 +64,11 @@ class Attempts:
         """
         self._failures = 1 if progressed else self._failures + 1
         if self._failures > self._retries:
-            then = "what has come is kept and the same command continues" if continues else "the same command begins it anew"
+            then = "what was downloaded is kept, and the same command continues" if continues else "the same command begins it anew"
             raise LostError(f"{what}: {error}, {plural(self._failures, 'time')}; {then}. Is there a network? --mirror names another place")
         if error.wait > LONGEST_WAIT:
-            raise DataError(f"{what}: {error}, and asks to come back in {duration(error.wait)}; the same command continues then")
+            raise DataError(f"{what}: {error}, and asks to wait {duration(error.wait)}; after that the same command continues")
         pause = max(error.wait, min(_LONGEST_PAUSE, 2.0 ** (self._failures - 1)) * random.uniform(0.5, 1.0))
-        self._log(f"{what}: {error}; again in {duration(max(pause, 1))} ({self._failures} of {self._retries})")
+        self._log(f"{what}: {error}; trying again in {duration(max(pause, 1))} ({self._failures} of {self._retries})")
         if self._stop.wait(pause):
             raise StoppedError

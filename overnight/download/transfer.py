@@ -156,7 +156,9 @@ class Transfer:
                     raise TemporaryError("it cannot be continued and begins anew")
                 have = 0
             if not have and answer.partial:
-                raise DataError(f"{answer.address}: sends bytes {answer.start} and on where all were asked for; its server cannot be used")
+                raise DataError(
+                    f"{answer.address}: sends bytes {answer.start} and on, although all were requested; its server cannot be used"
+                )
             total = self._total(answer)
             self._announced(total)
             self._check_room((total or 0) - have)
@@ -195,7 +197,7 @@ class Transfer:
         wanted = self._file.size
         if wanted is not None and answer.total is not None and answer.total != wanted:
             raise DataError(
-                f"{answer.address}: announces {answer.total:,} bytes where {wanted:,} are published; it is another file by now, and nothing of it was got"
+                f"{answer.address}: announces {answer.total:,} bytes where {wanted:,} are published; the file has changed, and nothing of it was downloaded"
             )
         total = answer.total if wanted is None else wanted
         if total is None and not (answer.ends or self._digits or self._is_gzip):
@@ -297,7 +299,7 @@ def _gzip_damage(path: Path) -> str:
             while stream.read(1 << 20):
                 pass
     except (OSError, EOFError, zlib.error) as error:
-        return f"is no whole gzip file ({error})"
+        return f"is not a whole gzip file ({error})"
     return ""
 
 

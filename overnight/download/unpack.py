@@ -51,7 +51,7 @@ def unpack(archive: Path, pattern: str, folder: Path, shown: str) -> list[Unpack
         with zipfile.ZipFile(archive) as opened:
             wanted = list(_matching(opened, pattern))
             if not wanted:
-                raise DataError(f"{shown}: has no {pattern} in it; it is another archive than it was")
+                raise DataError(f"{shown}: has no {pattern} in it; the archive has changed")
             total, free = sum(info.file_size for info in wanted), shutil.disk_usage(folder).free
             if total > _MOST_RATIO * archive.stat().st_size:
                 raise DataError(f"{shown}: would unpack to {total:,} bytes, more than {_MOST_RATIO} times its size; it was not unpacked")

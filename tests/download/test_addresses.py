@@ -38,8 +38,8 @@ def test_no_password_and_no_key_is_shown(user: str, password: str) -> None:
         ("ftp://user:secret@data.example.org", "ftp://data.example.org: must begin with https"),
         ("https://user:secret@", "must begin with https"),
         ("https://user:secret@data.example.org/?key=secret", "without [?]"),
-        ("https://user:secret@data.example.org:port/", "is no address"),
-        ("https://[user:secret@", "is no address"),
+        ("https://user:secret@data.example.org:port/", "is not an address"),
+        ("https://[user:secret@", "is not an address"),
         ("absent/folder", "is neither a folder nor an address"),
     ],
 )

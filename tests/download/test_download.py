@@ -121,7 +121,7 @@ def test_what_is_there_is_not_got_again_and_what_is_not_as_it_came_is(
     assert download(site, tmp_path, "squad", "glue") == 0
     assert sorted(path for path, _ in site.asked) == [f"/{HOST}/CoLA.zip", f"/{HOST}/train-v1.1.json"]
     assert train.read_bytes() == TRAIN and member.read_bytes() == b"c\td\n"
-    assert f"{train}: is not as it came" in capsys.readouterr().out
+    assert f"{train}: differs from what was downloaded" in capsys.readouterr().out
 
 
 def test_a_change_that_kept_size_and_time_is_found_by_verify(site: Site, tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_a_file_that_someone_has_put_there_is_taken_if_it_is_the_published_one_a
         (tmp_path / name).write_bytes(content)
     assert download(site, tmp_path, "squad") == 0
     assert [path for path, _ in site.asked] == [f"/{HOST}/dev-v1.1.json"]
-    assert "was there, and is what is published" in capsys.readouterr().out
+    assert "was already there, and is what is published" in capsys.readouterr().out
     assert download(site, tmp_path, "imdb") == 1
-    assert "nothing says whether it is whole, as no checksum is published; move it away to get it" in capsys.readouterr().err
+    assert "no checksum is published that would tell whether it is whole; move it away to download it" in capsys.readouterr().err
     assert download(site, tmp_path, "glue") == 1
-    assert "train.tsv: is there and is not what is published; move it away" in capsys.readouterr().err
+    assert "train.tsv: exists and differs from what is published; move it away" in capsys.readouterr().err
     assert (tmp_path / "imdb" / "plain.txt").read_bytes() == (tmp_path / "glue" / "CoLA" / "train.tsv").read_bytes() == b"mine"
     assert not (tmp_path / "glue" / "CoLA" / "dev.tsv").exists()
     (tmp_path / "squad" / "dev-v1.1.json").write_bytes(b"mine")
@@ -160,7 +160,7 @@ def test_a_file_that_fails_does_not_keep_the_others_from_coming(site: Site, tmp_
     site.faults[f"/{HOST}/plain.txt"] = [status(404)]
     assert download(site, tmp_path, "squad", "imdb", "--jobs", "1") == 1
     said = capsys.readouterr()
-    assert "2 files of 3 could not be got, the first: http" in said.err and "403 Forbidden" in said.err
+    assert "2 files of 3 could not be downloaded; the first: http" in said.err and "403 Forbidden" in said.err
     assert said.out.count("failed: ") == 2 and "next:" not in said.out
     assert visible(tmp_path) == {"squad/dev-v1.1.json", "download.json"}
     assert download(site, tmp_path, "squad", "imdb") == 0
@@ -170,7 +170,7 @@ def test_a_server_that_is_lost_is_not_asked_for_its_other_files(site: Site, tmp_
     site.faults[f"/{HOST}/train-v1.1.json"] = [status(503)]
     assert download(site, tmp_path, "squad", "--jobs", "1") == 1
     said = capsys.readouterr()
-    assert f"failed: https://{HOST}/dev-v1.1.json: was not asked for, as https://{HOST} is lost" in said.out
+    assert f"failed: https://{HOST}/dev-v1.1.json: was not requested, since https://{HOST} no longer answers" in said.out
     assert "answers 503 Service Unavailable, 1 time" in said.err and len(site.asked) == 1
 
 
@@ -210,7 +210,7 @@ def test_there_must_be_room_for_all_before_anything_is_asked(
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(len(TRAIN)))
     assert download(site, tmp_path, "squad") == 1
-    assert "has 0.3 MB free, and 0.3 MB are to come; make room, or name another folder with --to" in capsys.readouterr().err
+    assert "has 0.3 MB free, but 0.3 MB must be downloaded; make room, or name another folder with --to" in capsys.readouterr().err
     assert not site.asked
 
 

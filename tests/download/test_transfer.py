@@ -167,7 +167,9 @@ def test_a_file_whose_end_nothing_tells_is_refused(get: Get, site: Site, tmp_pat
 
 def test_a_body_shorter_than_announced_is_asked_for_again_and_then_left_with_what_has_come(get: Get, site: Site, tmp_path: Path) -> None:
     site.faults[PATH] = [cut(999_999)] + [cut(0)] * 10
-    with pytest.raises(DataError, match="it ended after 999,999 of 1,000,000 bytes, 3 times; what has come is kept and the same command"):
+    with pytest.raises(
+        DataError, match="it ended after 999,999 of 1,000,000 bytes, 3 times; what was downloaded is kept, and the same command"
+    ):
         get(retries=2)
     assert part_path(tmp_path / "a.bin").read_bytes() == CONTENT[:-1]
     site.faults.clear()
@@ -190,7 +192,7 @@ def test_a_length_of_more_digits_than_a_file_can_have_is_none(get: Get, site: Si
 
 def test_a_refusal_after_a_while_ends_with_what_has_come_kept(get: Get, site: Site, tmp_path: Path, pauses: Pauses) -> None:
     site.faults[PATH] = [cut(100_000), status(403)]
-    with pytest.raises(DataError, match=r"answers 403 Forbidden; what has come is kept"):
+    with pytest.raises(DataError, match=r"answers 403 Forbidden; what was downloaded is kept"):
         get()
     assert part_path(tmp_path / "a.bin").stat().st_size == 100_000 and len(pauses.waited) == 1
     assert get().path.read_bytes() == CONTENT
@@ -198,7 +200,7 @@ def test_a_refusal_after_a_while_ends_with_what_has_come_kept(get: Get, site: Si
 
 def test_a_busy_server_is_given_the_time_that_it_asks_for(get: Get, site: Site, pauses: Pauses, said: list[str]) -> None:
     site.faults[PATH] = [status(429, Retry_After="17"), status(503, Retry_After="Fri, 31 Dec 2027 23:59:59 GMT"), status(503)]
-    with pytest.raises(DataError, match=r"answers 503 Service Unavailable, and asks to come back in .* h"):
+    with pytest.raises(DataError, match=r"answers 503 Service Unavailable, and asks to wait .* h"):
         get()
     assert 17.0 in pauses.waited and "answers 429 Too Many Requests; again in 17 s (1 of 3)" in said[0]
 
@@ -213,10 +215,10 @@ def test_pauses_double_and_vary_and_new_bytes_begin_them_again(get: Get, site: S
 def test_redirects_in_a_circle_and_without_end_are_left(get: Get, site: Site) -> None:
     site.faults[PATH] = [status(302, Location="/b")]
     site.faults["/b"] = [status(307, Location=PATH)]
-    with pytest.raises(DataError, match="leads in a circle"):
+    with pytest.raises(DataError, match="redirects in a circle"):
         get()
     site.faults = {PATH: [status(301, Location="/0")], **{f"/{i}": [status(301, Location=f"/{i + 1}")] for i in range(20)}}
-    with pytest.raises(DataError, match="leads to another address more than 10 times"):
+    with pytest.raises(DataError, match="redirects more than 10 times"):
         get()
     site.files["/there"] = CONTENT
     site.faults = {PATH: [status(301, Location="/there")]}
@@ -225,7 +227,7 @@ def test_redirects_in_a_circle_and_without_end_are_left(get: Get, site: Site) ->
 
 def test_a_redirect_to_no_address_is_an_error_in_words(get: Get, site: Site) -> None:
     site.faults[PATH] = [status(302, Location="http://[bad/a.bin")]
-    with pytest.raises(DataError, match=rf"{PATH}: leads to what is no address"):
+    with pytest.raises(DataError, match=rf"{PATH}: redirects to something that is not an address"):
         get()
 
 
@@ -262,7 +264,7 @@ def test_a_damaged_part_is_found_by_the_checksum_and_begins_anew(get: Get, site:
 def test_a_gzip_file_without_a_published_checksum_is_checked_by_its_own(get: Get, site: Site, tmp_path: Path) -> None:
     packed = gzip.compress(b"text " * 1000, mtime=0)
     site.files[f"/{HOST}/sets/b.gz"] = packed[:-4] + b"\0\0\0\0"
-    with pytest.raises(DataError, match="is no whole gzip file"):
+    with pytest.raises(DataError, match="is not a whole gzip file"):
         get(name="b.gz")
     site.files[f"/{HOST}/sets/b.gz"] = packed
     assert get(name="b.gz").path.read_bytes() == packed
@@ -276,7 +278,7 @@ def test_a_page_for_people_is_not_taken_for_the_file(get: Get, site: Site) -> No
 
 def test_an_answer_that_is_packed_is_refused(get: Get, site: Site) -> None:
     site.faults[PATH] = [other(gzip.compress(CONTENT), Content_Encoding="gzip")]
-    with pytest.raises(DataError, match="comes packed as gzip"):
+    with pytest.raises(DataError, match="is sent compressed as gzip"):
         get()
 
 
