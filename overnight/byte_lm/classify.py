@@ -133,9 +133,9 @@ def _facts(folder: Path, name: str) -> dict[str, Any]:
             f"{path}: was fitted to the features of {facts['checkpoint']}, and the newest weights are {newest}; {_again(folder, name)}"
         )
     if facts.get("model") not in (None, weights_digest(folder)):
-        raise DataError(f"{path}: was fitted to the features of other weights than those of {newest} are now; {_again(folder, name)}")
+        raise DataError(f"{path}: was fitted to the features of other weights than {newest} has now; {_again(folder, name)}")
     return facts
 
 
 def _again(folder: Path, name: str) -> str:
-    return f"run `overnight linear-probe {name} --from {folder}` again, with the settings of then"
+    return f"run `overnight linear-probe {name} --from {folder}` again, with the same settings as before"

@@ -58,7 +58,7 @@ def evaluate(run: ByteRun, split: str, groups: int | None = 16, max_tokens: int 
     start, device = time.perf_counter(), set_up_machine(run)
     if not (run.data_dir / "manifest.json").is_file():
         raise DataError(
-            f"{run.data_dir}: holds no prepared data, of which the {split} text is read; name its folder with --data.dir=FOLDER"
+            f"{run.data_dir}: holds no prepared data from which to read the {split} text; name its folder with --data.dir=FOLDER"
         )
     model, settings = load_byte_model(run.run_dir)
     model = without_weight_norm(model, settings).to(device)

@@ -144,10 +144,12 @@ def _json_list(path: Path, field: str) -> list[str] | None:
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         text = row.get(field) if isinstance(row, dict) else row
         if not isinstance(text, str):
-            raise DataError(f"{path}: entry {number}: is no text and no object with a text {field!r}; name the key with --field")
+            raise DataError(
+                f"{path}: entry {number}: is neither a text nor an object with a text under {field!r}; name the key with --field"
+            )
         texts.append(text)
     if not texts:
-        raise DataError(f"{path}: is no list of texts")
+        raise DataError(f"{path}: is not a list of texts")
     return texts
 
 

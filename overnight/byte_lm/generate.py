@@ -100,7 +100,9 @@ def _prompt_bytes(prompt: str) -> bytes:
         return prompt.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         half = prompt[error.start]
-        raise ConfigError(f"--prompt: character {error.start + 1} is {half!r}, half a surrogate pair and no text; leave it out") from None
+        raise ConfigError(
+            f"--prompt: character {error.start + 1} is {half!r}, half of a surrogate pair, which is not text; leave it out"
+        ) from None
 
 
 def _check_numbers(

@@ -40,7 +40,7 @@ def unit_values(model: ByteModel, text: str, unit: Unit, tanh: bool = False, dty
     """
     check_unit(model, unit)
     if tanh and unit.state == "hidden":
-        raise ConfigError(f"--tanh: is of cells, and the unit is {unit}, which lies between -1 and 1 as it is; leave it out")
+        raise ConfigError(f"--tanh: applies to cells only, and the unit is {unit}, which already lies between -1 and 1; leave it out")
     model.eval()
     document = document_bytes(text)
     device = next(model.parameters()).device
@@ -80,9 +80,9 @@ def chosen_unit(folder: Path, unit: str) -> Unit:
     if probes and not found:
         last = probes[-1]
         why = (
-            "has more than two classes, of which none is the best"
+            "has more than two classes, so no unit is the best"
             if last.get("nonzero")
-            else "weighs no unit, since none tells the classes apart"
+            else "gives no unit a weight, since none tells the classes apart"
         )
         raise DataError(f"{folder}: the linear probe {last['name']} {why}; give --unit a number")
     if not found:
@@ -93,8 +93,8 @@ def chosen_unit(folder: Path, unit: str) -> Unit:
     best = Unit(int(newest["unit"]["number"]), "cell" if newest["unit"]["of"] == "cell" else "hidden")
     if (of := newest.get("checkpoint", at_work)) != at_work:
         print(
-            f"{best} is the best of {of} by the linear probe {newest['name']}, and the newest checkpoint is {at_work}: "
-            "give the command of the linear probe again",
+            f"{best} is the best unit of {of} according to the linear probe {newest['name']}, but the newest checkpoint is {at_work}: "
+            "run the linear probe again",
             file=sys.stderr,
         )
     return best

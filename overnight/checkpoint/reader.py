@@ -192,7 +192,9 @@ def _read_state(path: Path) -> _State:
     if not isinstance(version, int):
         raise CorruptCheckpoint(f"{path} was changed: it has no version")
     if version != VERSION:
-        raise DataError(f"{path.parent} has format version {version}, this program reads {VERSION}; continue with the one that wrote it")
+        raise DataError(
+            f"{path.parent} has format version {version}, but this program reads {VERSION}; continue with the version of overnight that wrote it"
+        )
     digests = tree.get("checksums")
     if isinstance(digests, dict) and "progress" in digests and digests["progress"] != digest_of(tree.get("progress")):
         raise CorruptCheckpoint(f"{path} was changed: the checksum of its counters differs")
@@ -202,7 +204,9 @@ def _read_state(path: Path) -> _State:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "unexpected_keyword_argument":
-            raise DataError(f"{path} has {where}, which this program does not know; continue with the one that wrote it") from None
+            raise DataError(
+                f"{path} has {where}, which this program does not know; continue with the version of overnight that wrote it"
+            ) from None
         raise CorruptCheckpoint(f"{path}: {where}: {first['msg']}") from None
 
 
@@ -231,7 +235,7 @@ def assert_masked_lm(tensors: Mapping[str, Tensor], run_dir: Path) -> None:
         DataError: when they have none.
     """
     if "mlm.bias" not in tensors:
-        raise DataError(f"{run_dir}: has no masked-LM head, so it fills in no [MASK]; name a pretrained model that has one")
+        raise DataError(f"{run_dir}: has no masked-LM head, so it cannot fill in [MASK]; name a pretrained model that has one")
 
 
 def _kind(tensor: Tensor | None) -> str:

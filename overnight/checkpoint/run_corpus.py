@@ -148,7 +148,7 @@ def find_data(run: AnyRun) -> AnyRun:
         if place := _place(run):
             also = "" if place == run.data_dir.resolve() else f" nor does {place},"
             raise DataError(
-                f"{run.data_dir}: holds no prepared data,{also} where it lay when {run.run_dir} was trained; "
+                f"{run.data_dir}: holds no prepared data,{also} where it was when {run.run_dir} was trained; "
                 "name its folder with --data.dir=FOLDER"
             )
     elif (kept / "manifest.json").is_file() and reader.newest_checkpoint(run.run_dir / "checkpoints"):
@@ -161,7 +161,7 @@ def find_data(run: AnyRun) -> AnyRun:
 
 def _another_corpus(run: Run, folder: Path) -> str:
     place = _place(run)
-    lay = f" That lay in {place}." if place and place != folder.resolve() else ""
+    lay = f" The right data was in {place}." if place and place != folder.resolve() else ""
     return (
         f"{folder} holds other data than the checkpoints in {run.run_dir} were trained on: it was prepared anew since, or is another run's.{lay} "
         "Name the right data with --data.dir=FOLDER; a run on other data needs a folder of its own (--out=...)"

@@ -51,7 +51,7 @@ def check_folder(run: Run, extend: bool = False) -> None:
     if extend and not budgets:
         lines = "\n  ".join(problems)
         raise ConfigError(
-            f"{run.run_dir} cannot be extended to this run; only the steps of its last phase may grow, and phases be added behind it:\n  {lines}"
+            f"{run.run_dir} cannot be extended to this run; only its last phase may get more steps, and phases may be added after it:\n  {lines}"
         )
     lines = "\n  ".join(different)
     hint = "" if problems or budgets else "To resume from its checkpoints to the end of this longer run, add --extend. Or g"
@@ -83,7 +83,7 @@ def _continued(shorter: Run, run: Run) -> str:
         grows = name == last and shorter.phases[name].continues and run.phases[name].steps > shorter.phases[name].steps
         if run.phases[name].continues and (grows or before == last):
             return (
-                f"phases.{name} continues {before}: their schedule is one of the steps of both, by which {before} was trained; "
+                f"phases.{name} continues {before}: they share one schedule over the steps of both, by which {before} was trained; "
                 "add a phase with an `optim` of its own"
             )
     return ""
@@ -97,7 +97,7 @@ def _absent_heads(shorter: Run, run: Run) -> Iterator[str]:
             continue
         for name, phase in run.phases.items():
             if name not in shorter.phases and getattr(phase, key, False):
-                yield f"phases.{name}.{key}: the network there has no head for it, which none of its phases needed; set it to {without}"
+                yield f"phases.{name}.{key}: the network in the checkpoint has no head for it, since none of its phases needed one; set it to {without}"
 
 
 def _order(theirs: Run, ours: Run) -> str:

@@ -228,14 +228,14 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _misread(path: Path) -> DataError:
-    return DataError(f"{path.name} reads back other than it was written: look after the disk and the memory of this machine")
+    return DataError(f"{path.name} does not read back as it was written: check the disk and the memory of this machine")
 
 
 def _put(beside: Path, checkpoint: Path) -> None:
     """Give a checkpoint its name. One that has it already, and was damaged or left behind by going back, is put aside first."""
     aside = checkpoint.with_name(f"{checkpoint.name}.old")
     if checkpoint.is_symlink() or (checkpoint.exists() and not checkpoint.is_dir()):
-        raise DataError(f"{checkpoint} is not a folder of checkpoints, and in the way: move it away")
+        raise DataError(f"{checkpoint} is not a checkpoint folder, and is in the way: move it away")
     if checkpoint.exists():
         if aside.exists():
             _remove(aside)
@@ -282,7 +282,7 @@ def _remedy(error: Exception, folder: Path, needed: int) -> str:
     code = error.errno if isinstance(error, OSError) else int((re.findall(r"os error (\d+)", str(error)) or [0])[0])
     if code in FULL:
         return f"It takes {needed / 1e6:,.1f} MB, and {shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e6:,.1f} MB are free there: {how_to_make_room(code)}"
-    return "Mend that"
+    return "Correct that"
 
 
 def _write_text(path: Path, text: str) -> None:

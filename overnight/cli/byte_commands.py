@@ -114,7 +114,7 @@ def _add_generate(add: Add) -> None:
 
 def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
     if (options.unit is None) != (options.value is None):
-        raise ConfigError("--unit and --value belong together: which unit, and at what it is held")
+        raise ConfigError("--unit and --value must be given together: the unit, and the value to fix it at")
     run = open_to_answer(options, overrides, ByteRun)
     from overnight.byte_lm.generate import generate
     from overnight.byte_lm.heatmap import chosen_unit
@@ -150,7 +150,7 @@ def _import(options: argparse.Namespace, overrides: list[str]) -> None:
         return
     path = Path(options.source)
     if not path.is_file() and not (path / "0.npy").exists():
-        what = "holds no model of others" if path.exists() else "does not exist"
+        what = "holds no model that can be converted" if path.exists() else "does not exist"
         raise DataError(
             f"{path}: {what}; name {OF_OTHERS}; or of byte models OpenAI's folder (0.npy to 14.npy) or a checkpoint file of sentiment-discovery"
         )

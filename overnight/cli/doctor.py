@@ -208,7 +208,7 @@ def _compilers() -> Iterator[Finding]:
             "CC",
             ["cc", "gcc"],
             "for training, inference and preparation on a CPU, and for Triton on a GPU",
-            "on a CPU all takes longer, LAMB, LANS and LARS four times as long; on a GPU Triton does not work",
+            "on a CPU everything takes longer, LAMB, LANS and LARS four times as long; on a GPU Triton does not work",
         ),
         ("C++", "CXX", ["g++", "clang++", "c++"], "for torch.compile", "compute.torch_compile=true will not work on a CPU"),
     )

@@ -68,7 +68,7 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
         raise ConfigError(f"--seq-len = {options.seq_len}: must be 8 or more")
     if options.seq_len is not None and options.blimp and not (options.text or options.split):
         raise ConfigError(
-            f"--seq-len = {options.seq_len}: is for a text, and BLiMP is of single sentences; name one with --text or --split"
+            f"--seq-len = {options.seq_len}: applies to a text, and BLiMP consists of single sentences; name a text with --text or --split"
         )
     if options.pairs is not None and not options.blimp:
         raise ConfigError(f"--pairs = {options.pairs}: needs --blimp=PATH, the pairs to score")
@@ -180,14 +180,14 @@ def _task_to_score(options: argparse.Namespace, overrides: list[str]) -> Model:
     model = open_model(options.source, task, overrides, reads=options.task or "")
     if model.kind == "mask":
         have = f"--task=NAME, of {', '.join(model.tasks)}" if model.tasks else "`overnight finetune` makes one"
-        raise ConfigError(f"{options.source}: is pretrained, and rows are scored by a fine-tuned task: {have}")
+        raise ConfigError(f"{options.source}: is a pretrained model, and only a fine-tuned task can score rows: {have}")
     if options.task and not task:
         print(f"{options.source}: {options.task} is answered by its own head ({', '.join([model.kind, *model.labels])})", file=sys.stderr)
     return model
 
 
 def _evaluate_bytes(options: argparse.Namespace, overrides: list[str], run: ByteRun) -> dict[str, Any]:
-    _refuse(options, _ENCODERS, "is for masked language models; of a byte model, name a split")
+    _refuse(options, _ENCODERS, "is for masked language models; for a byte model, name a split")
     from overnight.byte_lm.evaluate import evaluate
     from overnight.console import Line
 
@@ -282,7 +282,7 @@ def _warn_of_training_text(run: BertRun, text: Data) -> None:
         return
     if count:
         print(
-            f"warning: {count:,} of {plural(of, 'document')} of --text {'is' if count == 1 else 'are'} text that it was trained on, word for word: scores there say little of other text"
+            f"warning: {count:,} of {plural(of, 'document')} of --text {'is' if count == 1 else 'are'} text that it was trained on, word for word: scores there say little about other text"
         )
 
 

@@ -61,7 +61,7 @@ def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
         print(for_stream(f"{suite_table(run.run_dir, scored)}\n{refresh_report(run.run_dir)}{after}", sys.stdout))
     if failed:
         raise DataError(
-            f"{len(failed)} of {plural(len(names), 'task')} could not be fine-tuned: {', '.join(failed)}; what is wrong is said above. Mend it, and give the same command: what is done is not done again"
+            f"{len(failed)} of {plural(len(names), 'task')} could not be fine-tuned: {', '.join(failed)}; the errors are above. Correct them and give the same command again, which skips the tasks that are done"
         )
 
 

@@ -243,7 +243,7 @@ def _keep_input(options: argparse.Namespace) -> None:
     for name in ("to", "json"):
         to = getattr(options, name, None)
         if isinstance(to, str) and os.path.isfile(to) and any(os.path.isfile(file) and os.path.samefile(file, to) for file in given):
-            raise ConfigError(f"--{name} = {to}: is a file that is read, which would be replaced; name another")
+            raise ConfigError(f"--{name} = {to}: is an input file, which would be overwritten; name another")
 
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:

@@ -326,7 +326,9 @@ def _parts_text(plan: Plan) -> str:
 
 def _phase_text(phase: PhasePlan, before: str) -> str:
     cut = phase.global_batch // phase.micro_batch if phase.micro_batch else 0
-    micro = f" ({cut:,} micro-batches of {phase.micro_batch})" if cut > 1 else "" if cut else " (micro-batch found by trial)"
+    micro = (
+        f" ({cut:,} micro-batches of {phase.micro_batch})" if cut > 1 else "" if cut else " (micro-batch measured when the phase starts)"
+    )
     epochs = f", about {phase.epochs:.2f} epochs" if phase.epochs is not None else ""
     schedule, total = phase.schedule, phase.schedule["total_steps"]
     w = schedule["warmup_ratio"] * total
@@ -337,7 +339,7 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
     shape += [f"this phase is {schedule['step_offset']:,} to {schedule['step_offset'] + phase.steps:,}"] if total != phase.steps else []
     rule = f", by the rule {phase.rule} from {phase.tuned['lr']:.4g} at batch {phase.tuned['batch_size']:,}" if phase.rule != "none" else ""
     growing = f"; the batch grows over {plural(phase.batch_warmup['steps'], 'step')}" if phase.batch_warmup["initial_batch_size"] else ""
-    kept = f"kept from {before}" + ("" if schedule["step_offset"] else "; their step count begins anew")
+    kept = f"kept from {before}" + ("" if schedule["step_offset"] else "; their step count starts over")
     rows = [
         *([("predicts", "every next token, from those before it")] if phase.objective == "causal" else []),
         ("batches", f"{_batches(phase)} sequences{micro} of up to {phase.length} tokens{growing}"),

@@ -76,7 +76,7 @@ def roof_for(run: Run, path: Path) -> Roof:
         DataError: as :func:`read_roof`.
     """
     if not isinstance(run.model, BertConfig):
-        raise ConfigError(f"--roof: knows the work of BERT alone, and model.kind is {run.model.kind}; leave it out")
+        raise ConfigError(f"--roof: works only for model.kind=bert, and model.kind is {run.model.kind}; leave it out")
     if (measured := (roof := read_roof(path)).precision) != run.precision:
         other = (
             f"measure that with `overnight bench roof --precision={run.precision} --json FILE`, or " if run.precision in _ELEMENT else ""

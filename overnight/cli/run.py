@@ -121,7 +121,7 @@ def run_all(run: Run, extend: bool) -> None:
 def _prepare(run: Run, folder: Path, line: Line) -> None:
     """Prepare the folder of the data of a run; of data in storage a copy is there by now, and pretraining compares its settings with the recipe."""
     if is_remote(run.data.dir):
-        line.print(f"prepare: {run.data.dir} is used as it was prepared, by its copy {folder}")
+        line.print(f"prepare: {run.data.dir} is used as it was prepared; the run reads its copy {folder}")
         return
     prepare(run.data, folder, log=line.print, given=initial_tokens(run), leave_out=[run.run_dir])
     if said := refresh_data_report(folder):

@@ -274,7 +274,7 @@ def _task_of(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Seq
     others = ", --task=squad for questions in SQuAD's format, --task=tokens for words with tags" if "squad" in tasks else ""
     raise ConfigError(
         f"{name!r} is neither a task of this run nor one of {', '.join(tasks)}{f' (did you mean {near[0]!r}?)' if near else ''}; "
-        f"say what it is: --task=csv for a table of your own ({', '.join(_TABLES)}){others}, and --path= where it lies"
+        f"say what it is: --task=csv for a table of your own ({', '.join(_TABLES)}){others}, and give its location with --path="
     )
 
 

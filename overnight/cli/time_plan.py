@@ -118,20 +118,20 @@ def decided_text(budget: str, steps: Mapping[str, int], decisions: Sequence[Deci
         else f"{name} about {plural(count, 'step')}"
         for name, count in steps.items()
     ]
-    return f"budget {budget}: as this run has decided on its way: {'; '.join(said)}"
+    return f"budget {budget}: as this run has decided so far: {'; '.join(said)}"
 
 
 def time_plan_text(plan: TimePlan) -> str:
     """Return a plan of time for people."""
     after = ", ".join(f"{name} {duration(seconds)}" for name, seconds in plan.after.items())
     if plan.pretraining <= 0:
-        return f"budget {plan.budget}: is too short. What follows pretraining is estimated at {after}; the least is {duration(plan.least)}"
+        return f"budget {plan.budget}: is too short. What follows pretraining is estimated at {after}; the shortest possible budget is {duration(plan.least)}"
     steps = ", ".join(
         f"{name} {plural(count, 'step')}{' (too few for token matching)' * (name in plan.without_pairs)}"
         for name, count in plan.steps.items()
     )
     return (
         f"budget {plan.budget}: begun now, it ends at {time_of_day(plan.deadline)}. Pretraining gets {duration(plan.pretraining)}, about {steps}, at "
-        f"{seconds_text(plan.seconds_per_step)} a step in the first phase, as timed now; evaluations and checkpoints come off it. What follows is "
+        f"{seconds_text(plan.seconds_per_step)} a step in the first phase, as timed now; evaluations and checkpoints take part of that time. What follows is "
         f"estimated at {after}"
     )

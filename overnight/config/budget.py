@@ -27,7 +27,7 @@ def deadline_of(text: str, start: float) -> float:
     if until := _UNTIL.fullmatch(text.strip()):
         hour, minute = map(int, until.groups())
         if hour > 23 or minute > 59:
-            raise ValueError(f"{text!r} is no time of day; must be {ALLOWED}")
+            raise ValueError(f"{text!r} is not a time of day; must be {ALLOWED}")
         day = datetime.fromtimestamp(start).date()
         # Local times of a day, not a day's seconds later: the clocks may change in the night. Where they go back a time comes twice, first
         # with fold 0; where they go forward it is skipped, and the later of the two readings is as long after the gap began.

@@ -117,5 +117,5 @@ def _why_no_text(text: str) -> str:
     try:
         os.fsencode(text).decode()
     except UnicodeError:
-        return "holds bytes that are not UTF-8; rename what is called so"
+        return "holds bytes that are not UTF-8; rename the file or folder"
     return "is UTF-8, which the locale is not; set LC_ALL=C.UTF-8 or PYTHONUTF8=1"

@@ -75,7 +75,7 @@ def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise ConfigError(f"no recipe {recipe!r}: it is neither a file nor one of {', '.join(recipes())}{hint}")
     tree, nodes = read_yaml(path, "correct it, or put it back", ConfigError)
     if twice := sorted(_repeated(nodes)):
-        raise ConfigError("\n".join(f"{path}:{line}: {key!r} stands there for the second time; only one can hold" for line, key in twice))
+        raise ConfigError("\n".join(f"{path}:{line}: {key!r} is given twice; keep one of the two" for line, key in twice))
     if misread := sorted(_misread(nodes)):
         raise ConfigError("\n".join(f"{path}:{line}: {problem}" for line, problem in misread))
     named = _named(tree)

@@ -61,7 +61,7 @@ def read(hint: Any, notes: tuple[Any, ...], value: Any, key: str, problems: list
         value = {} if value is None else value  # a section without keys, or `null`
         if isinstance(value, Mapping):
             if unnamed := [name for name in value if not isinstance(name, str)]:
-                problems += [f"{key}.{name}: YAML does not take {name!r} for a name; put it in quotes" for name in unnamed]
+                problems += [f"{key}.{name}: YAML does not read {name!r} as a name; put it in quotes" for name in unnamed]
                 return None
             return {name: read_section(get_args(kind)[1], each, f"{key}.{name}", problems) for name, each in value.items()}
         problems.append(f"{key} = {value!r}: must be a mapping of names to sections")
@@ -108,7 +108,7 @@ def _leaf(kind: Any, value: Any, key: str, problems: list[str]) -> Any:
 def _remedy(key: str, value: Any) -> str:
     """Return how one GPU of many is chosen, where a value of `compute.device` names one, or which precision trains nothing; else nothing."""
     if key == "precision":
-        return "; int8 is to predict and embed only"
+        return "; int8 works only for predict, embed and serve"
     name, colon, number = str(value).partition(":")
     chosen = key == "compute.device" and name == "cuda" and colon
     return f"; take 'cuda', and choose one with CUDA_VISIBLE_DEVICES={number} in the environment" if chosen else ""

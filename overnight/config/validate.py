@@ -101,7 +101,7 @@ def name_problems(kind: str, name: str) -> Iterator[str]:
     if not re.fullmatch(r"[\w-]+", name):
         yield f"{kind}.{name}: a name must be of letters, digits, '_' and '-', so that overrides and files can have it"
     elif kind != "phases" and name in ("mask", "all"):
-        yield f"{kind}.{name}: is no name for a task: `mask` fills in [MASK] with the pretrained model, and `all` is every task; take another"
+        yield f"{kind}.{name}: is a reserved name: `mask` fills in [MASK] with the pretrained model, and `all` stands for every task; choose another name"
 
 
 # What only one tokenizer has. The other does nothing with it, so it may not be set there.
@@ -125,13 +125,13 @@ def _data_problems(run: Run) -> Iterator[str]:
         yield from foreign_settings("data", data, data.tokenizer, DATA_SETTINGS)
     for code in data.languages:
         if not re.fullmatch("[a-z]{2,3}", code):
-            yield f"data.languages = {code}: is no code of a language, such as en or de (ISO 639)"
+            yield f"data.languages = {code}: is not a language code, such as en or de (ISO 639)"
     if data.tokenizer == "bytes" and data.filters.max_tokens_per_char:
         yield f"data.filters.max_tokens_per_char = {data.filters.max_tokens_per_char}: bytes have no vocabulary; leave it out"
     if data.vocab_file:
         yield from _vocab_problems(data)
     if data.new_words and not (data.vocab_file or getattr(run, "init", "")):
-        yield f"data.new_words = {data.new_words}: are added to a given vocabulary; name init or data.vocab_file, or raise data.vocab_size"
+        yield f"data.new_words = {data.new_words}: new words are added to an existing vocabulary; name init or data.vocab_file, or raise data.vocab_size"
 
 
 def _source_problems(run: Run) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _source_problems(run: Run) -> Iterator[str]:
     if not data.paths and not sources:
         yield "data.paths = []: name at least one file or folder"
     if sources and data.paths and data.paths != Data().paths:
-        yield f"data.paths = {data.paths}: data.sources stands in its place; leave one of them out, or set data.paths=[]"
+        yield f"data.paths = {data.paths}: data.sources replaces it; leave one of them out, or set data.paths=[]"
     for name, source in sources.items():
         if not re.fullmatch(r"[\w-]+", name):
             yield f"data.sources.{name}: a name must be of letters, digits, '_' and '-', so that overrides and files can have it"
@@ -153,7 +153,7 @@ def _source_problems(run: Run) -> Iterator[str]:
             yield f"{key}.{unknown}: data.sources has no source {unknown!r}; {known}"
         yield from _mixture_problems(key, phase.mixture)
         if isinstance(phase, BytePhase) and sources and not phase.reshuffle:
-            yield f"phases.{name}.reshuffle = false: of data.sources each pass reads other documents; set it to true"
+            yield f"phases.{name}.reshuffle = false: with data.sources, each pass reads different documents; set it to true"
 
 
 def _mixture_problems(key: str, mixture: Mapping[str, Mix]) -> Iterator[str]:
@@ -233,7 +233,7 @@ def _machine_problems(run: Run) -> Iterator[str]:
     if run.compute.torch_compile is True:
         yield f"compute.torch_compile = true: {kind} is not compiled; its recurrence is written by hand"
     if run.precision in ("fp8", "int8"):
-        yield f"precision = {run.precision}: the matrix products of {kind} are not made in 8 bits; use bf16"
+        yield f"precision = {run.precision}: the matrix products of {kind} are not computed in 8 bits; use bf16"
     if run.memory.activation_checkpointing == "selective":
         yield f"memory.activation_checkpointing = selective: {kind} has none or full, which recomputes its window in segments"
 
@@ -250,11 +250,11 @@ def _budget_problems(run: Run) -> Iterator[str]:
     for name, phase in run.phases.items():
         key, schedule = f"phases.{name}.optim.schedule", phase.optim.schedule
         if schedule.name != "wsd":
-            yield f"{key}.name = {schedule.name}: a budget needs one that can end at any time; use wsd (warm-up, stable, decay), with stable_ratio=0.6 or so"
+            yield f"{key}.name = {schedule.name}: a budget needs a schedule that can end at any time; use wsd (warm-up, stable, decay), with stable_ratio=0.6 or so"
         elif schedule.warmup_ratio + schedule.stable_ratio >= 1 and name == list(run.phases)[-1]:
-            yield f"{key}.stable_ratio = {schedule.stable_ratio}: leaves no decay, with which a budget ends; lower it"
+            yield f"{key}.stable_ratio = {schedule.stable_ratio}: leaves no steps for the decay with which a budget ends; lower it"
         if (schedule.total_steps or schedule.step_offset) and name not in together:
-            yield f"{key}.total_steps = {schedule.total_steps}: with a budget nobody knows the steps before; leave total_steps and step_offset out, or let a phase continue the one before (continues: true)"
+            yield f"{key}.total_steps = {schedule.total_steps}: with a budget the number of steps is not known beforehand; leave total_steps and step_offset out, or let a phase continue the one before (continues: true)"
 
 
 def _search_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterator[str]:
@@ -293,7 +293,7 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
         yield f"{key}.dev_share = {task.dev_share:g}: only csv and tokens split off a share that is yours to choose; {task.task} has its own"
     for name in ("doc_stride", "max_answer_length", "max_misplaced_answers") if task.task != "squad" else ():
         if (value := getattr(task, name)) != getattr(Finetune, name):
-            yield f"{key}.{name} = {value:g}: is of questions about a text (task: squad), and {task.task} has none; leave it out"
+            yield f"{key}.{name} = {value:g}: applies only to questions about a text (task: squad), and {task.task} has none; leave it out"
 
 
 def _idle_settings(key: str, task: Finetune) -> Iterator[str]:

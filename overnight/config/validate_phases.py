@@ -48,7 +48,7 @@ def phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
             yield f"{key}.final_token_matching = {phase.final_token_matching:g}: is never reached; set {key}.token_matching_steps, after which the share falls"
         most, wanted = phase.max_predictions_per_seq, phase.mlm_probability * phase.seq_len
         if _PUBLISHED_RATE < phase.mlm_probability <= 1 and 0 < most < round(wanted):
-            yield f"{key}.mlm_probability = {phase.mlm_probability:g}: asks for {round(wanted)} of {phase.seq_len} tokens, of which max_predictions_per_seq = {most} cuts some off; set it to 0"
+            yield f"{key}.mlm_probability = {phase.mlm_probability:g}: asks for {round(wanted)} of {phase.seq_len} tokens, but max_predictions_per_seq = {most} allows fewer; set that to 0"
         yield from _batch_warmup_problems(key, phase, bool(run.budget))
     if isinstance(phase, BytePhase):
         if 0 < phase.num_document_groups < batch:

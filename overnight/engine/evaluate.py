@@ -67,7 +67,7 @@ def evaluate(run: BertRun, split: str, line: Line | None = None) -> Score:
     reader.assert_masked_lm(state, run.run_dir)
     if not (run.data_dir / "manifest.json").is_file():
         raise DataError(
-            f"{run.data_dir}: holds no prepared data, of which the {split} text is read; name its folder with --data.dir=FOLDER, or raw text with --text"
+            f"{run.data_dir}: holds no prepared data from which to read the {split} text; name its folder with --data.dir=FOLDER, or raw text with --text"
         )
     same_vocabulary(run.data_dir, kept_vocabulary(run)[1].hash, checkpoint)
     device = set_up_machine(run)

@@ -52,7 +52,7 @@ def check_writable(folder: Path, key: str) -> None:
         absolute = folder.absolute()
         there = next(parent for parent in (absolute, *absolute.parents) if os.path.lexists(parent))
         if not there.exists():
-            raise ConfigError(f"{key} = {folder}: {there} is a link to {os.readlink(there)}, where there is nothing; is its disk mounted?")
+            raise ConfigError(f"{key} = {folder}: {there} is a link to {os.readlink(there)}, which does not exist; is its disk mounted?")
         longest = os.pathconf(there, "PC_NAME_MAX")  # the system says so only once the folder above is there
         if any(len(os.fsencode(name)) > longest for name in absolute.relative_to(there).parts):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))

@@ -81,7 +81,7 @@ def test_the_command_prints_it_and_refuses_other_files_and_other_networks(
     assert "roof of phase" in capsys.readouterr().out
     for path in (roof, tmp_path / "none.json"):  # the file, if there is one, is not what is wrong
         assert main(["plan", "mlstm-small", f"--roof={path}"]) == ConfigError.exit_code
-        assert "--roof: knows the work of BERT alone" in capsys.readouterr().err
+        assert "--roof: works only for model.kind=bert" in capsys.readouterr().err
     other = tmp_path / "other.json"
     other.write_text('{"what": "gpu", "rows": []}', encoding="utf-8")
     unknown = tmp_path / "unknown.json"

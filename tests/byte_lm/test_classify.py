@@ -121,9 +121,7 @@ def test_a_classifier_of_other_weights_of_the_same_name_is_refused(folder: Path)
     write_openai(folder.parent / "other", random_arrays(24, 6, seed=1))
     import_byte_model(folder.parent / "other", folder.parent / "another")
     (folder.parent / "another" / "model.safetensors").rename(folder / "model.safetensors")
-    with pytest.raises(
-        DataError, match=r"features of other weights than those of model\.safetensors are now; run `overnight linear-probe mine"
-    ):
+    with pytest.raises(DataError, match=r"features of other weights than model\.safetensors has now; run `overnight linear-probe mine"):
         classify(folder, "a good film")
     path.write_text(json.dumps(kept))  # of an earlier version, which has only the name
     assert classify(folder, "a good film") != answers

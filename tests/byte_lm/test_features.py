@@ -125,8 +125,8 @@ def test_one_json_object_is_one_line_and_an_empty_line_of_text_is_a_text(tmp_pat
     [
         ("a.csv", "label,sentence\n1,x\n", r"a\.csv:2: has no 'text' \(it has label, sentence\); name the texts with --field"),
         ("a.jsonl", '{"text": "x"}\n{"body": "y"}\n', r"a\.jsonl:2: has no 'text' \(it has body\)"),
-        ("a.json", '["x", 3]', r"a\.json: entry 1: is no text"),
-        ("a.json", "[]", r"a\.json: is no list of texts"),
+        ("a.json", '["x", 3]', r"a\.json: entry 1: is neither a text nor an object"),
+        ("a.json", "[]", r"a\.json: is not a list of texts"),
         ("a.json", "[", r"a\.json:1: is not JSON"),
         ("a.txt", "", r"a\.txt: holds no lines"),
     ],

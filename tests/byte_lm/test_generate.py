@@ -65,7 +65,7 @@ def test_a_prompt_is_read_byte_by_byte_also_where_it_is_no_utf_8(model: ByteMode
     monkeypatch.setattr(model, "hidden", lambda ids, *rest: (given.append(bytes(ids[0].tolist())), real(ids, *rest))[1])
     text(model, os.fsdecode(b"\xff\xfe abc \xc3\xa9"), 1)
     assert given == [b"\n \xff\xfe abc \xc3\xa9"]
-    with pytest.raises(ConfigError, match=r"--prompt: character 2 is '\\ud83d', half a surrogate pair and no text; leave it out"):
+    with pytest.raises(ConfigError, match=r"--prompt: character 2 is '\\ud83d', half of a surrogate pair, which is not text; leave it out"):
         text(model, "a\ud83d", 1)
 
 
@@ -191,7 +191,7 @@ def test_a_hidden_unit_has_the_value_whose_mean_is_its_feature(model: ByteModel)
         hidden, _, _ = model.hidden(torch.tensor([list(b"\n a good one ")]), None, torch.float32)
     np.testing.assert_allclose(values, hidden[0, 2:-1, 3], atol=1e-6)
     np.testing.assert_allclose(extract_features(model, [b"\n a good one "], "mean")[0, 3], hidden[0, :, 3].mean(), atol=1e-6)
-    with pytest.raises(ConfigError, match="--tanh: is of cells, and the unit is hidden 3"):
+    with pytest.raises(ConfigError, match="--tanh: applies to cells only, and the unit is hidden 3"):
         unit_values(model, "a good one", Unit(3, "hidden"), tanh=True)
 
 
@@ -244,7 +244,9 @@ def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_fe
         chosen_unit(tmp_path, "first")
 
 
-@pytest.mark.parametrize(("nonzero", "said"), [(0, "weighs no unit, since none tells the classes apart"), (5, "has more than two classes")])
+@pytest.mark.parametrize(
+    ("nonzero", "said"), [(0, "gives no unit a weight, since none tells the classes apart"), (5, "has more than two classes")]
+)
 def test_a_linear_probe_without_a_best_unit_says_why_there_is_none(nonzero: int, said: str, tmp_path: Path) -> None:
     entry = {"kind": "linear_probe", "name": "sst", "value": 0.5, "init": "pretrained", "nonzero": nonzero}
     append_result(tmp_path / "tasks.jsonl", entry)
@@ -258,5 +260,5 @@ def test_a_best_unit_of_an_older_checkpoint_is_said_to_be(newest: str, tmp_path:
     append_result(tmp_path / "tasks.jsonl", entry | {"unit": {"of": "cell", "number": 6}})
     (tmp_path / "checkpoints" / newest).mkdir(parents=True)
     assert chosen_unit(tmp_path, "best") == Unit(6)
-    older = "cell 6 is the best of step-0000010 by the linear probe sst, and the newest checkpoint is step-0000020: give the command of the linear probe again\n"
+    older = "cell 6 is the best unit of step-0000010 according to the linear probe sst, but the newest checkpoint is step-0000020: run the linear probe again\n"
     assert capsys.readouterr().err == (older if newest == "step-0000020" else "")

@@ -329,6 +329,6 @@ def test_a_link_to_a_checkpoint_is_read_and_never_removed(tmp_path: Path) -> Non
     saved(tmp_path / "checkpoints", 3, 4, keep=1)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-0000002", "step-0000004"]
     assert reader.read_checkpoint(elsewhere)[0].global_step == 2
-    with pytest.raises(DataError, match="step-0000002 is not a folder of checkpoints, and in the way: move it away"):
+    with pytest.raises(DataError, match="step-0000002 is not a checkpoint folder, and is in the way: move it away"):
         saved(tmp_path / "checkpoints", 2)
     assert reader.read_checkpoint(link)[0].global_step == 2

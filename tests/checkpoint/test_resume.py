@@ -65,7 +65,7 @@ def test_a_disk_that_fills_up_and_one_that_cannot_be_written(tmp_path: Path) -> 
         assert "; step-0000001 before it is untouched. " in told
     assert "No space left on device" in before and before.endswith("It takes 0.3 MB, and 0.0 MB are free there: make room and run again")
     assert "No space left on device" in during and during.endswith(before.rpartition(".")[2])
-    assert "Read-only file system" in locked and locked.endswith("Mend that and run again")
+    assert "Read-only file system" in locked and locked.endswith("Correct that and run again")
 
 
 def saves(run: Run) -> list[dict[str, Any]]:

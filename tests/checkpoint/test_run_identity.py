@@ -169,7 +169,7 @@ def test_a_phase_that_only_one_run_has_is_named_in_a_few_words(theirs: int, ours
 )
 def test_anything_but_more_training_is_refused(tiny: Make, changes: dict[str, Any], said: str) -> None:
     claim_folder(tiny())
-    with pytest.raises(ConfigError, match="cannot be extended to this run; only the steps of its last phase may grow") as error:
+    with pytest.raises(ConfigError, match="cannot be extended to this run; only its last phase may get more steps") as error:
         claim_folder(tiny(**changes), extend=True)
     assert str(error.value).endswith(f"\n  {said}")
     assert not list(tiny().run_dir.glob("run.*.yaml"))
@@ -187,7 +187,7 @@ def test_more_steps_of_a_schedule_by_which_a_phase_was_trained_are_refused_in_on
 
     claim_folder(run())
     before = "short" if continuing == "long" else "long"
-    said = f"\n  phases.{continuing} continues {before}: their schedule is one of the steps of both, by which {before} was trained; add a phase"
+    said = f"\n  phases.{continuing} continues {before}: they share one schedule over the steps of both, by which {before} was trained; add a phase"
     with pytest.raises(ConfigError, match=f"{re.escape(said)} with an `optim` of its own$"):
         claim_folder(run(steps, **({"third": PLAIN | added} if added else {})), extend=True)
     claim_folder(run(third=PLAIN), extend=True)
@@ -213,7 +213,9 @@ def test_an_added_phase_that_needs_another_head_is_refused_before_the_folder_is_
 
     claim_folder(run())
     before, (key,) = (tmp_path / "run.yaml").read_bytes(), head
-    with pytest.raises(ConfigError, match=rf"\n  phases\.third\.{key}: the network there has no head for it, .*; set it to {without}$"):
+    with pytest.raises(
+        ConfigError, match=rf"\n  phases\.third\.{key}: the network in the checkpoint has no head for it, .*; set it to {without}$"
+    ):
         claim_folder(run(second=plain, third=plain | head), extend=True)
     assert (tmp_path / "run.yaml").read_bytes() == before and not (tmp_path / "run.1.yaml").exists()
     claim_folder(run(second=plain), extend=True)

@@ -230,7 +230,7 @@ def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("generate", "--from", "RUN", "--unit", "3"), "--unit and --value belong together"),
+        (("generate", "--from", "RUN", "--unit", "3"), "--unit and --value must be given together"),
         (("generate", "--from", "RUN", "--unit", "24", "--value", "1"), "the model has units 0 to 23"),
         (("generate", "--from", "RUN", "--precision=fp4"), "precision = 'fp4'"),
         (("generate", "--from", "NOTHING"), "is neither a run folder"),

@@ -78,7 +78,7 @@ def test_no_command_writes_over_the_texts_that_it_reads(
         os.link("texts.jsonl", "other.jsonl")
     name = "./texts.jsonl" if kind == "the same name" else "other.jsonl"
     assert command_line.main([*command.replace("other.jsonl", name).split(), "--from", "nothing"]) == 2
-    assert f" = {name}: is a file that is read, which would be replaced; name another" in capsys.readouterr().err
+    assert f" = {name}: is an input file, which would be overwritten; name another" in capsys.readouterr().err
     assert Path("texts.jsonl").read_text() == '{"text": "kept"}\n'
 
 

@@ -181,7 +181,7 @@ def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
         ([], "\n    run "),
         (["train"], "no command 'train': did you mean 'pretrain'?"),
         (["x"], "no command 'x': there are run, prepare, "),
-        (["plan", "demo", "--precision=fp4"], "'fp8' or 'int8'; int8 is to predict and embed only"),
+        (["plan", "demo", "--precision=fp4"], "'fp8' or 'int8'; int8 works only for predict, embed and serve"),
         (["run"], "name a recipe"),
         (["run", "dmeo"], "did you mean 'demo'?"),
         (["predict", "mask"], "--from"),

@@ -102,7 +102,9 @@ def test_a_batch_that_grows_is_planned_drawn_and_counted(tiny: Make) -> None:
     assert phase.sequences == [*accumulate(phase.batch)][-1]
     text = " ".join(plan_text(make_plan(run)).split())
     assert "2 to 8 sequences (2 micro-batches of 4) of up to 32 tokens; the batch grows over 5 steps" in text
-    assert "8 sequences (micro-batch found by trial) of" in plan_text(make_plan(tiny(**{"phases.short.micro_batch_size": 0})))
+    assert "8 sequences (micro-batch measured when the phase starts) of" in plan_text(
+        make_plan(tiny(**{"phases.short.micro_batch_size": 0}))
+    )
     assert "batch (sequences)" in text
     assert "batch (sequences)" not in plan_text(make_plan(tiny()))
 
@@ -113,7 +115,7 @@ def test_rules_restarts_and_schedules_are_told_as_they_come_out(tiny: Make) -> N
     text = plan_text(make_plan(tiny(**{"phases.short.optim": optim, "phases.short.steps": 100})))
     line = "peak 0.02, by the rule lamb_untuned from 0.01 at batch 2; wsd over 100 steps, warm-up 40, at the peak 20, power 1"
     assert line in " ".join(text.split())
-    assert "kept from short; their step count begins anew" in text and text.count("moments    reset") == 1
+    assert "kept from short; their step count starts over" in text and text.count("moments    reset") == 1
     # What sits below each phase: its name, steps, peak, batch and moments.
     tail = text.splitlines()[-7:-2]
     assert [line.split() for line in tail] == [

@@ -257,7 +257,7 @@ def test_the_plan_of_a_run_that_lies_elsewhere_finds_its_data_and_shows_what_was
     assert {phase["name"]: phase["steps"] for phase in plan["phases"]} == {name: record.of(name)[-1].steps for name in ("short", "long")}
     assert main(["plan", "copy"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"as this run has decided on its way: short {record.of('short')[-1].steps} steps, its rate decays from step" in said
+    assert f"as this run has decided so far: short {record.of('short')[-1].steps} steps, its rate decays from step" in said
 
 
 def test_the_evaluation_at_the_end_is_estimated_by_the_text_there_is(

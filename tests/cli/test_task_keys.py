@@ -149,7 +149,7 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
         ),
         (["finetune", "mine", "--path=$OVERNIGHT_GONE/x"], "finetune.mine.path = '$OVERNIGHT_GONE/x': the environment variable"),
         (["finetune", "reviews.v2", "--path=x.csv"], "finetune.reviews.v2: a name must be of letters, digits, '_' and '-'"),
-        (["finetune", "mask", "--path=x.csv"], "finetune.mask: is no name for a task: `mask` fills in [MASK]"),
+        (["finetune", "mask", "--path=x.csv"], "finetune.mask: is a reserved name: `mask` fills in [MASK]"),
         (["finetune", "mnly"], "did you mean 'mnli'?"),
         (["finetune", "csv", "--path=x.csv", "--precision=fp4"], "precision = 'fp4'"),
         (["finetune", "sst2", "--path=x", "--columns.text=a"], "finetune.sst2.columns: only a table of your own (csv)"),

@@ -87,8 +87,8 @@ def refused(**schedule: Any) -> str:
 
 
 def test_a_schedule_that_a_budget_cannot_cut_is_refused_with_what_to_do() -> None:
-    assert "stable_ratio = 0.9: leaves no decay" in refused(stable_ratio=0.9)
-    assert "total_steps = 100000: with a budget nobody knows the steps before" in refused(total_steps=100000)
+    assert "stable_ratio = 0.9: leaves no steps for the decay" in refused(stable_ratio=0.9)
+    assert "total_steps = 100000: with a budget the number of steps is not known beforehand" in refused(total_steps=100000)
     assert "power = 2.0: decay = sqrt has none" in refused(decay="sqrt", power=2.0)
 
 

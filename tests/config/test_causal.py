@@ -44,4 +44,6 @@ def test_with_a_budget_only_the_last_phase_needs_a_decay() -> None:
     given["phases"]["then"]["optim"] = decays
     assert config.build_run({**given, "budget": "1h"}).budget == "1h"
     given["phases"]["then"]["optim"] = held
-    assert "phases.then.optim.schedule.stable_ratio = 0.9: leaves no decay" in message(lambda: config.build_run({**given, "budget": "1h"}))
+    assert "phases.then.optim.schedule.stable_ratio = 0.9: leaves no steps for the decay" in message(
+        lambda: config.build_run({**given, "budget": "1h"})
+    )

@@ -19,8 +19,12 @@ TWICE = "names a seed twice, which gives the same result again; name each once"
     [
         ("seeds", [0, 1, 0], f"seeds = [0, 1, 0]: {TWICE}"),
         ("dev_share", 0.2, "dev_share = 0.2: only csv and tokens split off a share that is yours to choose; docnames has its own"),
-        ("doc_stride", 64, "doc_stride = 64: is of questions about a text (task: squad), and docnames has none; leave it out"),
-        ("max_answer_length", 5, "max_answer_length = 5: is of questions about a text (task: squad), and docnames has none; leave it out"),
+        ("doc_stride", 64, "doc_stride = 64: applies only to questions about a text (task: squad), and docnames has none; leave it out"),
+        (
+            "max_answer_length",
+            5,
+            "max_answer_length = 5: applies only to questions about a text (task: squad), and docnames has none; leave it out",
+        ),
         *[("max_misplaced_answers", value, f"max_misplaced_answers = {value}: must be 0 to 1") for value in (-1.0, 5.0, math.nan)],
     ],
 )

@@ -252,7 +252,7 @@ def test_tokens_for_each_character_are_refused_where_tokens_are_bytes() -> None:
 
 
 def test_a_language_that_is_no_code_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data.languages = English: is no code of a language"):
+    with pytest.raises(ConfigError, match=r"data.languages = English: is not a language code"):
         load_run("demo", ["data.languages=[de, English]"])
 
 

@@ -331,7 +331,7 @@ def test_2_processes_train_phases_with_and_without_labels(kind: str, folder: Pat
     ("changes", "said"),
     [
         ({"settings": {"compute.torch_compile": True}}, "compute.torch_compile = true: mlstm is not compiled"),
-        ({"settings": {"precision": "fp8"}}, "the matrix products of mlstm are not made in 8 bits"),
+        ({"settings": {"precision": "fp8"}}, "the matrix products of mlstm are not computed in 8 bits"),
         ({"settings": {"memory.activation_checkpointing": "selective"}}, "mlstm has none or full"),
         (
             {"model": {"kind": "transformer", "num_heads": 2}, "settings": {"compute.cuda_graphs": True}},

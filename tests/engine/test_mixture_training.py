@@ -204,7 +204,7 @@ def test_a_source_whose_text_is_that_of_another_is_refused_when_it_is_read(texts
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"data.paths": ["x"]}, "data.paths = ['x']: data.sources stands in its place"),
+        ({"data.paths": ["x"]}, "data.paths = ['x']: data.sources replaces it"),
         ({"data.sources.a b": {"paths": ["x"]}}, "data.sources.a b: a name must be of letters"),
         ({"data.sources.a.paths": []}, "data.sources.a.paths = []: name at least one"),
         ({"data.sources.c": {"weight": 1}}, "data.sources.c.paths: is missing"),

@@ -226,7 +226,7 @@ def test_a_file_that_cannot_be_scored_is_named_with_what_is_wrong(
     ("options", "message"),
     [
         (["--task=mine"], "name the rows to score on, --rows=FILE"),
-        (["--rows=x.csv"], "is pretrained, and rows are scored by a fine-tuned task: --task=NAME, of mine"),
+        (["--rows=x.csv"], "is a pretrained model, and only a fine-tuned task can score rows: --task=NAME, of mine"),
         (["--rows=x.csv", "--task=other"], "has no fine-tuned task 'other' (it has: mine)"),
         (["--rows=x.csv", "--task=mine", "--blimp=y"], "measures a language model"),
         (["--rows=", "--task=mine"], "--rows = ''"),

@@ -235,7 +235,7 @@ def test_plan_looks_at_a_checkpoint_and_copies_nothing(recipe: Recipe, tmp_path:
 def test_new_words_need_a_vocabulary_to_be_added_to(recipe: Recipe, capsys: Captured) -> None:
     path = recipe(data__new_words=5)
     assert main(["prepare", str(path), "--init="]) == 2
-    assert "data.new_words = 5: are added to a given vocabulary; name init or data.vocab_file" in capsys.readouterr().err
+    assert "data.new_words = 5: new words are added to an existing vocabulary; name init or data.vocab_file" in capsys.readouterr().err
 
 
 def test_new_words_are_the_most_frequent_ones_that_the_vocabulary_splits() -> None:

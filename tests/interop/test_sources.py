@@ -273,7 +273,7 @@ def test_what_was_imported_is_not_trained_on_the_text_that_is_the_default(comman
     assert sorted(run.rglob("*")) == before and not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize(("source", "said"), [("nowhere", "does not exist"), ("texts", "holds no model of others")])
+@pytest.mark.parametrize(("source", "said"), [("nowhere", "does not exist"), ("texts", "holds no model that can be converted")])
 def test_import_of_what_is_no_model_names_all_that_can_be_imported(source: str, said: str, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "texts").mkdir()
     assert main(["import", "--from", str(tmp_path / source), "--to", str(tmp_path / "run")]) == 1
@@ -374,7 +374,7 @@ def test_an_encoder_without_heads_can_be_fine_tuned_and_nothing_else(
     assert main(["export", "--from", "peer", "--to=all"]) == 1
     assert "has no masked-LM head to export; fine-tune it and export the task" in capsys.readouterr().err
     assert main(["predict", "mask", "--from", "peer", "--input", "masked.txt"]) == 1
-    assert "runs/peer: has no masked-LM head, so it fills in no [MASK]; name a pretrained model that has one" in capsys.readouterr().err
+    assert "runs/peer: has no masked-LM head, so it cannot fill in [MASK]; name a pretrained model that has one" in capsys.readouterr().err
     for words in (["--text", "masked.txt"], []):
         assert main(["evaluate", "--from", "runs/peer", *words]) == 1
         assert "runs/peer: has no masked-LM head, so it fills in no [MASK]" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_written_is_refused_by_the_key_that_names_it(tmp
 def test_a_folder_behind_a_link_to_nothing_is_refused_by_that_link(name: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/mnt/not-mounted/runs")
     with pytest.raises(
-        ConfigError, match=rf"^out = {tmp_path / name}: {tmp_path / 'link'} is a link to /mnt/not-mounted/runs, where there is nothing;"
+        ConfigError, match=rf"^out = {tmp_path / name}: {tmp_path / 'link'} is a link to /mnt/not-mounted/runs, which does not exist;"
     ):
         check_writable(tmp_path / name, "out")
 

@@ -203,7 +203,7 @@ def test_a_run_does_not_go_on_with_other_data_of_the_same_name(made: Path, moved
     assert call("pretrain", moved) == 1
     said = capsys.readouterr().err
     assert f"data/tiny holds other data than the checkpoints in {moved} were trained on" in said
-    assert f"That lay in {moved.parent / 'gone'}" in said
+    assert f"The right data was in {moved.parent / 'gone'}" in said
     assert {path: path.read_bytes() for path in (moved / "corpus").iterdir()} == before
     assert call("pretrain", moved, f"--data.dir={made / 'data' / 'tiny'}") == 0
 
@@ -261,4 +261,4 @@ def test_a_byte_model_without_its_data_does_all_but_to_be_measured_and_says_so(b
     said = capsys.readouterr().err
     assert "data/small" in said and str(byte_run.parent.parent / "data" / "small") in said and "--data.dir=FOLDER" in said
     assert call("evaluate", "--from", "exported") == 1
-    assert "of which the test text is read; name its folder with --data.dir=FOLDER" in capsys.readouterr().err
+    assert "from which to read the test text; name its folder with --data.dir=FOLDER" in capsys.readouterr().err
