@@ -144,7 +144,7 @@ def meet(endpoint: str, nodes: tuple[int, int], restarts: int, folder: Path) -> 
                 channel.receive()
                 time.sleep(_LOOK)
         except Gone:
-            error = OSError(f"what listens there does not have the key of this job, which lies in {folder}")
+            error = OSError(f"the process that listens there does not have the key of this job, which is in {folder}")
             channel.close()
             time.sleep(0.2)
             continue
@@ -195,7 +195,7 @@ class Agent:
                     self._ready()
                 time.sleep(_LOOK)
         except Gone:
-            raise UserError("the machine of the rendezvous is not heard of any more; the same command continues") from None
+            raise UserError("the machine of the rendezvous no longer answers; the same command continues") from None
         finally:
             self._clear()
             os.close(ours)
@@ -211,7 +211,7 @@ class Agent:
         self._place = listening(self._link.address, 0)
         port = self._place.getsockname()[1] if self._place else 0
         if not port:
-            raise UserError(f"{self._link.address} is not an address of this machine, so that the others could not reach it")
+            raise UserError(f"{self._link.address} is not an address of this machine, so the others could not reach it")
         self._link.send({"ready": port, "processes": self._count, "host": socket.gethostname()})
 
     def _obey(self, order: Message) -> None:

@@ -119,7 +119,9 @@ class Leader:
         if full or enough:
             self._start(ready[: self.most])
         elif now - self._since >= _COME:
-            self._end(1, f"after {_COME / 60:.0f} minutes {len(ready)} of {self.least} machines are there; start the same command on each")
+            self._end(
+                1, f"after {_COME / 60:.0f} minutes {len(ready)} of {self.least} machines have joined; start the same command on each"
+            )
 
     def _start(self, numbers: list[int]) -> None:
         # By name, so that neighbors are so in the ranks too.
@@ -170,7 +172,7 @@ class Leader:
 
 
 _CAUSES: Mapping[int, str] = {
-    signal.SIGKILL: ": a kill -9, or the system's where memory is short",
+    signal.SIGKILL: ": by kill -9, or by the system where memory ran out",
     signal.SIGBUS: ": often a full /dev/shm, or a file that was cut",
 }
 
@@ -189,7 +191,7 @@ def verdict(failures: list[Failure], several: bool) -> tuple[int, str]:
     lost = next((failure for failure in failures if failure.rank is None), None)
     failure = killed or lost or failures[0]
     if failure.rank is None:
-        return 1, f"a machine of this job, {failure.host}, is not heard of any more; the same command continues"
+        return 1, f"a machine of this job, {failure.host}, no longer answers; the same command continues"
     if failure.code >= 0:
         return failure.code, ""  # it has said why
     if -failure.code in STOP_SIGNALS:  # before it could listen to signals

@@ -53,5 +53,5 @@ def compare_replicas(model: torch.nn.Module, optimizer: torch.optim.Optimizer, w
         tensors = first_names([names[at] for at in wrong.any(0).nonzero().flatten().tolist()])
         who = ("processes " if len(ranks) > 1 else "process ") + ", ".join(map(str, ranks))
         raise ReplicaMismatch(
-            f"{who} of {world.size} ({', '.join(host_names(world)[rank] for rank in ranks)}) no longer hold what the others hold: {tensors}"
+            f"{who} of {world.size} ({', '.join(host_names(world)[rank] for rank in ranks)}): values differ from those of the other processes: {tensors}"
         )

@@ -112,11 +112,11 @@ def process_group(run: Run) -> Iterator[World]:
     except RuntimeError as error:
         if _lost(error):
             raise UserError(
-                f"process {rank} lost another one, whose own message or the launcher's summary says why; the same command continues"
+                f"process {rank} lost another process; that process's message or the launcher's summary says why. The same command continues"
             ) from None
         if isinstance(error, dist.DistBackendError):
             raise UserError(
-                f"process {rank} failed between the GPUs; the same command continues. {_backend_text(error)}\nWhere another process was "
+                f"process {rank} failed in communication between GPUs; the same command continues. {_backend_text(error)}\nWhere another process was "
                 "lost first, its own message or the launcher's summary says why"
             ) from None
         raise

@@ -231,7 +231,7 @@ def look(shares: Sequence[Share], number: int, decisions: Sequence[Decision], mo
         return Look(steps, min(after, begins), Decision(share.name, done, warmup, None, steps, why, *_said(moment)))
     if begins > after:
         return Look(steps, after)
-    why = f"what is left of the time of the phase is that of its decay, at {seconds_text(moment.seconds_per_step)} a step"
+    why = f"the decay takes the rest of the phase's time, at {seconds_text(moment.seconds_per_step)} a step"
     if steps > wanted:
         why = f"there is no time left for more than the shortest decay{_late(steps, wanted, moment)}"
     decision = Decision(share.name, done, newest.warmup_steps, begins, max(steps, begins + 1), why, *_said(moment))

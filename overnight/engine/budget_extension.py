@@ -43,7 +43,7 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
     if record.done is None and record.budget == run.budget and record.now() < record.deadline:
         until = time_of_day(record.deadline)
         log(
-            f"budget {run.budget}: {run.run_dir} has this budget and is not done: it only continues, until {until}; another one gives it more time"
+            f"budget {run.budget}: {run.run_dir} has this budget and is not done: it only continues, until {until}; another budget gives it more time"
         )
         return
     decay, newest_first = record.first_decay(first), [c for c in list_checkpoints(run.run_dir / "checkpoints") if c.is_dir()]
@@ -69,7 +69,7 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
         if undone
         else "continues"
     )
-    kept = f"; what it was is in {run.run_dir / f'before-{record.extended + 1}'}" if undone else ""
+    kept = f"; its earlier state is in {run.run_dir / f'before-{record.extended + 1}'}" if undone else ""
     log(f"budget {run.budget}: the run {back} until {time_of_day(deadline)}, in {duration(deadline - now)}{kept}")
 
 

@@ -185,8 +185,8 @@ def set_by_clock(run: Run, record: BudgetRecord, clock: RunClock, log: Callable[
     record = dataclasses.replace(record, started=record.started + jump, deadline=deadline, ends=ends)
     write_record(run, record)
     log(
-        f"the time of day was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'} on this machine: the time that the run has seen pass "
-        f"counts, and the budget ends at {time_of_day(record.deadline)} by the new time"
+        f"this machine's clock was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'}: the run counts the time that it has seen pass, "
+        f"so the budget ends at {time_of_day(record.deadline)} by the new time"
     )
     return record
 
@@ -199,7 +199,7 @@ def close_record(run: Run) -> str:
         record = dataclasses.replace(record, done=record.now())
         write_record(run, record)
     assert record.done is not None and record.trained is not None
-    after = f"; what followed pretraining took {duration(record.done - record.trained)}, {duration(record.after_seconds)} was estimated"
+    after = f"; what followed pretraining took {duration(record.done - record.trained)} (estimated: {duration(record.after_seconds)})"
     early = record.deadline - record.done
     return (
         f"budget {record.budget}: done at {time_of_day(record.done)}, {duration(abs(early))} {'before' if early >= 0 else 'after'} "
@@ -226,7 +226,7 @@ def check_budget(run: Run) -> BudgetRecord | None:
     least = least_budget(0.0 if over else spent, record.after_seconds)
     if not record.decisions and least > record.seconds:
         raise ConfigError(
-            f"budget = {run.budget!r}: is too short. {duration(spent)} are over, and what follows pretraining is estimated at "
+            f"budget = {run.budget!r}: is too short. {duration(spent)} have passed, and what follows pretraining is estimated at "
             f"{duration(record.after_seconds)}; the least that leaves a tenth for pretraining is {duration(math.ceil(least / 60) * 60)}"
         )
     return record

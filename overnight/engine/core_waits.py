@@ -39,8 +39,8 @@ class CoreWaits:
         threads = torch.get_num_threads()
         fewer = f", or continue it with fewer than its {threads} threads (compute.threads)" if threads > 1 else ""
         return (
-            f"warning: for {share(min(longest, 1.0))} of the last {seconds:.0f} s a thread of this training was kept from its core by others. "
-            f"All threads of a step wait for the slowest, so it may be many times slower: let it have the cores for itself{fewer}"
+            f"warning: for {share(min(longest, 1.0))} of the last {seconds:.0f} s other programs kept a thread of this training from its core. "
+            f"All threads of a step wait for the slowest, so training may be many times slower: leave the cores to it{fewer}"
         )
 
     def while_timed(self) -> str:
@@ -50,7 +50,7 @@ class CoreWaits:
             return ""
         return (
             f"while steps were timed, other programs kept a thread from its core for {share(min(longest, 1.0))} of the time, so this machine seemed slower "
-            "than it is, and the network is chosen for that"
+            "than it is, and the network was chosen for that speed"
         )
 
     def _longest(self) -> float:

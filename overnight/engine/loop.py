@@ -242,7 +242,7 @@ def handle_bad_step(
             why = f". {error}"
     if problem and why is None and (scale is None or kind is Spike):
         if policy == "stop":
-            why = f". If it comes again, lower the learning rate, or let such steps be skipped: stability.{key}=skip"
+            why = f". If it happens again, lower the learning rate, or let such steps be skipped: stability.{key}=skip"
         elif policy == "rollback":
             why = ""
         elif row >= _SKIPS:

@@ -189,10 +189,10 @@ class MetricsLogger:
         """Yield which kernels a GPU takes, and why not the fastest; of a CPU only what it lacks."""
         device, model = self.context.world.device, self.run.model
         if device.type == "cpu" and (why := native.why_not()):
-            yield f"warning: all takes longer, LAMB, LANS and LARS four times as long, since nothing can be compiled in C: {why}"
+            yield f"warning: everything takes longer, LAMB, LANS and LARS four times as long, since nothing can be compiled in C: {why}"
         emulated = emulates(dtype := DTYPES[self.run.precision], device)
         if emulated and device.type == "cuda":
-            yield "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16"
+            yield "warning: this GPU has no bf16 and emulates it, which is slow and uses no tensor cores; use precision=fp16"
         elif emulated:
             name = "fp16" if dtype == torch.float16 else "bf16"
             yield f"warning: this processor has no {name} and emulates it, which takes several times as long as fp32; use precision=fp32"
@@ -238,6 +238,6 @@ def not_learned(phase: Phase, step: int, every: int, losses: Mapping[str, float]
         return ""
     text = f"token matching is not learned after {step if ended else falls:,} steps (loss {losses['match']:.2f}; below 0.1 when it is)"
     if fallen and not ended and left:
-        return f"{text}; {share(left)} of the sequences continue with it, and the end of the phase says if that is too little"
+        return f"{text}; {share(left)} of the sequences are still pairs, and the end of the phase says whether that is too few"
     key = "token_matching_steps" if falls < phase.steps else "steps"
-    return f"{text}, and tasks that compare texts will show it: raise {key} or token_matching"
+    return f"{text}, which will hurt tasks that compare texts: raise {key} or token_matching"

@@ -119,7 +119,7 @@ def search(
         if by_speed and _levels_off(tried):
             break
     if not tried:
-        least = f"the least micro-batch, {choices[0]}, does not fit into the {space.limit / 1e9:.2f} GB that may be used"
+        least = f"the smallest micro-batch, {choices[0]}, does not fit into the {space.limit / 1e9:.2f} GB that may be used"
         raise OutOfMemory(f"{least}; {HOW_TO_SAVE_MEMORY}") if world.main else ErrorOnOtherRank(OutOfMemory.exit_code)
     if refused <= choices[-1]:
         between = [count for count in choices if tried[-1].micro_batch < count < refused]
@@ -184,7 +184,7 @@ class BatchSizeFinder:
             choices = choices[:-1]
         if all_reduce_max(int(not reset_peak(device)), world):
             found = max(size for size in choices if size <= usual_micro_batch(self.samples.phase))
-            return found, f"micro-batch {found}, as usual: none was tried, since this system does not tell the memory of a process"
+            return found, f"micro-batch {found}, the usual one: none was tried, since this system does not report a process's memory"
         space, was_training = memory_budget(device), self.model.training
         space = space._replace(limit=space.limit - optimizer_bytes)
         self.model.train()

@@ -130,7 +130,7 @@ class Planner:
         self._speed = Speed([(self.shares[number].work(done), self.clock.of_steps())])
         if len(known) > 1 and self.record.trained is None:
             left, when = self.clock.left(), time_of_day(self.record.deadline)
-            over = f"was over at {when}: what is left is made as short as it may be"
+            over = f"ended at {when}: the rest is made as short as possible"
             logger.context.line.print(f"budget {self.run.budget}: " + (f"ends at {when}, in {duration(left)}" if left > 0 else over))
         for decision in [decision for decision in known[1:] if decision.at == done]:
             self._tell(decision, logger)
@@ -340,20 +340,20 @@ def length_warnings(phase: Phase, decision: Decision, first: bool, epoch: int) -
             "token_matching",
             f"with its pairs {gets.replace(' gets', ' would get')}: too few for token matching, which takes the first "
             f"{phase.token_matching_steps:,} (token_matching_steps). It is left out: "
-            "masked tokens are learned sooner, tasks that compare texts hardly",
+            "masked tokens are learned sooner, but tasks that compare texts are hardly learned",
         )
     if decision.decay_begins is not None:
         return
     if decision.steps <= grows:
         yield (
             "batch_warmup",
-            f"{gets}, and its batch grows for {grows:,} (batch_warmup.steps): it never comes to {phase.global_batch_size:,} sequences",
+            f"{gets}, and its batch grows for {grows:,} (batch_warmup.steps): it never reaches {phase.global_batch_size:,} sequences",
         )
     if (epochs := sequences_before(phase, decision.steps) / max(1, epoch)) > _EPOCHS:
         yield (
             "repeats",
             f"phase {decision.phase} will read its text about {epochs:,.0f} times; after about {_EPOCHS} passes more of them help little: "
-            "a shorter budget, more text or a larger network makes more of the time",
+            "a shorter budget, more text or a larger network would use the time better",
         )
 
 

@@ -89,7 +89,7 @@ class Recovery:
         """Print a rollback by a number of steps, and keep it for the metrics."""
         context, phase = self.context, list(self.context.run.phases)[self.number]
         to = context.progress.global_step
-        data = f", passing over {plural(steps, 'step')} of data" if bad.skips_batches else ""
+        data = f", skipping {plural(steps, 'step')} of data" if bad.skips_batches else ""
         text = ". ".join(part for part in (str(bad.error), provenance_text(samples)) if part)
         message = f"phase {phase}: rolled back from step {to + steps} to step {to} of the run{data}: {text}"
         context.line.print(message)
@@ -107,5 +107,5 @@ class Recovery:
         newest = reader.newest_checkpoint(self.checkpoints)
         good = f"The last good checkpoint is {newest}, and the same command resumes from there"
         if not newest:
-            good = "There is no checkpoint yet: the same command begins anew, and with other settings wants a folder of its own (--out=...)"
+            good = "There is no checkpoint yet: the same command begins anew; with other settings, give the run its own folder (--out=...)"
         return type(error)(f"{text}.\n{good}" + (f"; the {writer.error}" if writer.error else ""))

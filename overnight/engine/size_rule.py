@@ -300,8 +300,8 @@ def remarks(chosen: Score, text: Text) -> list[str]:
     said = []
     if chosen.epochs > HELPFUL_EPOCHS:
         said.append(
-            f"the time is enough to read the text ({text.characters / 1e6:,.1f} M characters) {chosen.epochs:,.0f} times; from about {HELPFUL_EPOCHS} passes on more of them help little, "
-            f"and all of them are worth {worth(chosen.epochs, 1.0, REPEATS):.1f} passes over new text: more text makes more of the time"
+            f"the time is enough to read the text ({text.characters / 1e6:,.1f} M characters) {chosen.epochs:,.0f} times. More than about {HELPFUL_EPOCHS} passes help little, "
+            f"and all of them are worth {worth(chosen.epochs, 1.0, REPEATS):.1f} passes over new text: more text would use the time better"
         )
     per_entry = text.tokens_per_entry(chosen.shape.vocabulary)
     if per_entry < LEAST_TOKENS_PER_ENTRY:

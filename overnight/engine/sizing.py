@@ -316,7 +316,7 @@ def choice_text(choice: Choice) -> str:
         name, step = (f"{s.layers} x {s.width}", f"{s.vocabulary:,}", f"{s.parameters / 1e6:,.1f} M"), seconds_text(s.seconds_per_step)
         values = (f"{s.sequences:,}", step, f"{s.tokens / 1e6:,.1f} M", f"{s.epochs:.2f}", f"{s.loss:.3f}", s.refused)
         rows.append(("*" if s == choice.chosen else "", *name, *values))
-    how = f"{len(choice.timed)} sizes timed" if choice.timed else "by the peak of the device, no step timed"
+    how = f"{len(choice.timed)} sizes timed" if choice.timed else "from the peak of the device; no step was timed"
     lines = [f"model.size auto: {choice.chosen.shape}, for {duration(choice.seconds)} of steps ({how})", table(rows, left=2)]
     lines.append(f"predicted {choice.chosen.loss:.3f} bits per character, by a law from {LAW_FROM}")
     if choice.seconds < (step := choice.chosen.seconds_per_step):

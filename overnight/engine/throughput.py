@@ -138,8 +138,8 @@ class Throughput:
         if not self._exceeds or not self.peak:
             return ""
         return (
-            f"the matrix products ran at {Peak(self._exceeds, False).text()}, above the peak of {self.peak.text()}, which is no peak then "
-            "(was the machine busy while it was measured?): no MFU from here on"
+            f"the matrix products ran at {Peak(self._exceeds, False).text()}, above the peak of {self.peak.text()}, so that is not the peak "
+            "(was the machine busy while it was measured?): no MFU is reported from here on"
         )
 
     def left(self, progress: TrainingProgress, budget: float = 0.0) -> dict[str, float]:

@@ -89,8 +89,8 @@ def check_batches(run: Run, processes: int) -> None:
         micro_batch(phase, 0, processes)
         if run.logging.grad_noise_every and (phase.micro_batch_size or 1) >= phase.global_batch_size:
             raise ConfigError(
-                f"logging.grad_noise_every = {run.logging.grad_noise_every}: noise is seen between micro-batches, and phase {name} takes its batch of "
-                f"{phase.global_batch_size} sequences as one; set phases.{name}.micro_batch_size below {phase.global_batch_size}"
+                f"logging.grad_noise_every = {run.logging.grad_noise_every}: noise is measured between micro-batches, and phase {name} takes its batch of "
+                f"{phase.global_batch_size} sequences as a single one; set phases.{name}.micro_batch_size below {phase.global_batch_size}"
             )
 
 

@@ -375,7 +375,7 @@ def test_what_is_no_time_is_none(text: str) -> None:
     ("codes", "expected"),
     [
         ([2, 2], (2, "")),
-        ([1, -9], (1, "process 1 was killed by SIGKILL: a kill -9, or the system's where memory is short; the same command continues")),
+        ([1, -9], (1, "process 1 was killed by SIGKILL: by kill -9, or by the system where memory ran out; the same command continues")),
         ([143, 1], (143, "")),
         ([1, -15], (1, "")),  # stopped since
         ([-11, 1], (1, "process 0 was killed by SIGSEGV; the same command continues")),

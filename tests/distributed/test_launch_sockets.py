@@ -218,7 +218,7 @@ def test_a_machine_whose_job_has_another_key_is_told_so(tmp_path: Path, monkeypa
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            with pytest.raises(UserError, match=r"do not meet at .*does not have the key of this job, which lies in"):
+            with pytest.raises(UserError, match=r"do not meet at .*does not have the key of this job, which is in"):
                 meet(endpoint, (2, 2), 0, tmp_path)
         finally:
             stop.set()

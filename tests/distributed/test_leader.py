@@ -124,7 +124,7 @@ def test_a_lost_machine_ends_the_job_without_restarts() -> None:
     job.ready(0, 1)
     job.leader.lose(1, job.now)
     ((number, order),) = job.orders(1)
-    assert (number, order["end"]) == (0, 1) and "a machine of this job, node1, is not heard of any more" in order["why"]
+    assert (number, order["end"]) == (0, 1) and "a machine of this job, node1, no longer answers" in order["why"]
 
 
 EVENTS = st.tuples(st.sampled_from(["ready", "ended", "lost", "stop", "time"]), st.integers(0, 3), st.sampled_from([0, 1, 2, 138, -9, -15]))

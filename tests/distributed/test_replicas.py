@@ -114,7 +114,9 @@ def test_a_flipped_bit_is_found_and_the_way_back_is_exact(runs: Done) -> None:
     assert [code for code, _ in said["flip-back"]] == [0, 0], said
     (event,) = events(folder, "flip-back", "rolled_back")
     assert (event["from_step"], event["to_step"], event["batches_skipped"], event["cause"]) == (6, 4, 0, "replica_mismatch")
-    assert "process 1 of 2 (" in event["message"] and ") no longer hold what the others hold: pooler.weight" in event["message"]
+    assert (
+        "process 1 of 2 (" in event["message"] and "): values differ from those of the other processes: pooler.weight" in event["message"]
+    )
     ours, theirs = (newest(folder.folder / name) for name in ("flip-back", "plain"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

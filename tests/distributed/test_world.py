@@ -72,7 +72,7 @@ def test_what_nccl_says_reaches_the_user_without_the_frames_behind_it(later: boo
 )
 def test_a_process_that_has_gone_is_said_to_be_lost(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "did not find all others at 127.0.0.1:1 within 5 minutes, or lost one" in said(run, monkeypatch, error, later=False)
-    assert "process 1 lost another one" in said(run, monkeypatch, error, later=True)
+    assert "process 1 lost another process" in said(run, monkeypatch, error, later=True)
 
 
 def anywhere(run: Run) -> Run:

@@ -91,7 +91,7 @@ def test_with_more_time_it_goes_on_at_its_full_rate_and_ends_in_time(ended: Run,
     longer = one(tiny, "90s")
     said = extended(longer)
     record, back = record_of(longer), steps(longer.run_dir / "checkpoints")
-    assert f"the run goes back from step {last} to step" in said and f"what it was is in {run.run_dir / 'before-1'}" in said
+    assert f"the run goes back from step {last} to step" in said and f"its earlier state is in {run.run_dir / 'before-1'}" in said
     assert (record.extended, record.budget, record.decisions[:2]) == (1, "90s", first.decisions[:2])
     assert record.done is not None and abs(record.done - record.deadline) <= 2.0 and record.deadline - record.started == 90
     decay = record.first_decay("short")

@@ -20,7 +20,7 @@ def test_a_growing_batch_is_filled_up_alike_however_many_steps_are_expected(tiny
     # What is dropped depends on how many tokens there are.
     settings = WSD | LESS | {"model.dropout": 0.1} | {f"phases.short.{key}": value for key, value in sizes.items()}
     run = tiny(budget="40s", **settings, out=str(tmp_path / "first"))
-    assert "it never comes to 256 sequences" in train(run)
+    assert "it never reaches 256 sequences" in train(run)
     assert_same_run(run, replayed(run, tiny(budget="40s", **settings, out=str(tmp_path / "again"))))
 
 

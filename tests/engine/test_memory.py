@@ -247,7 +247,7 @@ def test_an_automatic_micro_batch_is_the_usual_one_where_the_system_does_not_tel
     monkeypatch.setattr("overnight.engine.micro_batch.reset_peak", lambda device: False)
     monkeypatch.setattr(BatchSizeFinder, "measure", lambda self, count: pytest.fail("a trial"))
     run = tiny(**{"phases.short.micro_batch_size": 0}, out=str(tmp_path / "open"))
-    assert "micro-batch 8, as usual: none was tried, since this system does not tell the memory of a process" in finish(run)
+    assert "micro-batch 8, the usual one: none was tried, since this system does not report a process's memory" in finish(run)
     given = tiny(**{"phases.short.micro_batch_size": 8}, out=str(tmp_path / "given"))
     finish(given)
     assert_same(run, given)

@@ -44,7 +44,7 @@ def test_the_largest_that_fits_is_found_and_none_far_over_the_limit_is_tried(bas
     choices, tried = micro_batch_sizes(BertPhase(1, share)), []
     fitting = [count for count in choices if base + slope * count <= limit]
     if not fitting:
-        with pytest.raises(OutOfMemory, match=r"the least micro-batch, 1, does not fit .*memory\.activation_checkpointing"):
+        with pytest.raises(OutOfMemory, match=r"the smallest micro-batch, 1, does not fit .*memory\.activation_checkpointing"):
             search(choices, line(base, slope, tried), MemoryBudget(base, limit, limit), by_speed=False)
         return
     found, _ = search(choices, line(base, slope, tried), MemoryBudget(base, limit, limit), by_speed=False)
@@ -67,7 +67,7 @@ def test_it_may_begin_anywhere(base: int, slope: int, share: int, limit: int, mo
     choices, tried = micro_batch_sizes(BertPhase(1, share)), []
     fitting = [count for count in choices if base + slope * count <= limit and count <= most]
     if not fitting:
-        with pytest.raises(OutOfMemory, match="the least micro-batch, 1, does not fit"):
+        with pytest.raises(OutOfMemory, match="the smallest micro-batch, 1, does not fit"):
             search(choices, line(base, slope, tried, most), MemoryBudget(base, limit, limit), by_speed=False, first=first)
         return
     found, trials = search(choices, line(base, slope, tried, most), MemoryBudget(base, limit, limit), by_speed=False, first=first)
@@ -247,7 +247,7 @@ def test_a_process_without_memory_ends_all_and_a_restart_goes_on_with_half(kind:
     (code, mine), (other_code, other) = said[kind][rank], said[kind][1 - rank]
     assert code == other_code == 1
     assert f"process {rank}, phase short, step 2 ran out of memory" in mine and "now says 1, with which the same command" in mine
-    assert f"process {1 - rank} lost another one" in other
+    assert f"process {1 - rank} lost another process" in other
     assert since(runs, f"{kind}-out") == [(0, 2), (1, 1)]
 
 

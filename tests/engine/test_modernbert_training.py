@@ -150,7 +150,7 @@ def test_what_goes_on_with_fewer_sequences_is_judged_again_at_the_end_of_the_pha
     events = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     first, last = (line["message"] for line in events if line.get("event") == "token_matching")
     assert first.startswith("token matching is not learned after 4 steps (loss 1.")
-    assert first.endswith("20.0 % of the sequences continue with it, and the end of the phase says if that is too little")
+    assert first.endswith("20.0 % of the sequences are still pairs, and the end of the phase says whether that is too few")
     assert last.startswith("token matching is not learned after 6 steps") and last.endswith("raise token_matching_steps or token_matching")
     phase = run.phases["short"]
     assert not_learned(phase, 6, 1, {"match": 0.05}) == "" == not_learned(phase, 5, 1, {"match": 1.0})

@@ -89,7 +89,7 @@ def test_a_nan_stops_before_the_step_and_the_same_command_continues(tiny: Make, 
 
 def test_a_nan_before_the_first_checkpoint_does_not_say_that_the_run_resumes(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "clip_and_step", poisoned(at=1))
-    with pytest.raises(NonFiniteError, match=r"There is no checkpoint yet: the same command begins anew, and with other settings.*--out"):
+    with pytest.raises(NonFiniteError, match=r"There is no checkpoint yet: the same command begins anew; with other settings.*--out"):
         finish(tiny(**{"checkpoint.save_every": 100}))
 
 

@@ -80,7 +80,7 @@ def test_all_of_a_step_is_on_the_device_and_the_host_waits_for_no_copy(kind: str
             "bf16",
             (7, 0),
             [
-                "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16",
+                "warning: this GPU has no bf16 and emulates it, which is slow and uses no tensor cores; use precision=fp16",
                 "optimizer: steps by lists of tensors, since Triton needs compute capability 8.0, this GPU has 7.0",
                 "attention: sequences padded to the longest of a micro-batch, since the kernel needs compute capability 8.0, this GPU has 7.0",
                 "layers: not compiled, since torch.compile takes no bf16 that is emulated",
@@ -121,7 +121,7 @@ def test_a_run_on_a_cpu_warns_that_it_is_slow_without_a_c_compiler(tiny: Any, mo
     monkeypatch.setattr(native, "why_not", lambda: "there is no C compiler: install gcc, or set CC")
     logger = SimpleNamespace(run=tiny(), context=SimpleNamespace(world=World()))
     (line,) = MetricsLogger._paths(logger, Lamb([torch.zeros(1, requires_grad=True)]))  # type: ignore[arg-type]
-    assert line.startswith("warning: all takes longer") and line.endswith("C: there is no C compiler: install gcc, or set CC")
+    assert line.startswith("warning: everything takes longer") and line.endswith("C: there is no C compiler: install gcc, or set CC")
 
 
 def test_a_gpu_that_is_too_old_for_torch_compile_is_refused_before_the_first_step(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

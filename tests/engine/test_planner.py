@@ -112,7 +112,7 @@ def test_a_batch_that_grows_is_counted_by_its_sequences_and_has_the_bits_of_its_
     said = train(run)
     again = replayed(run, tiny(budget="50s", **WSD, **HALVES, **growing, out=str(tmp_path / "again")))
     assert_same_run(run, again)
-    assert "it never comes to" not in said
+    assert "it never reaches" not in said
     clock.step_seconds = 0.5
     endless = tiny(
         budget="40s",
@@ -121,7 +121,7 @@ def test_a_batch_that_grows_is_counted_by_its_sequences_and_has_the_bits_of_its_
         **{"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5000}},
         out=str(tmp_path / "endless"),
     )
-    assert f"its batch grows for 5,000 (batch_warmup.steps): it never comes to {batch} sequences" in train(endless)
+    assert f"its batch grows for 5,000 (batch_warmup.steps): it never reaches {batch} sequences" in train(endless)
 
 
 def test_it_ends_on_time_says_what_it_does_and_is_done(tiny: Make, clock: FakeClock) -> None:
@@ -228,7 +228,7 @@ def test_started_again_after_its_deadline_it_makes_the_rest_short_and_says_so(ti
     clock.stop_at, clock.now = -1, clock.now + 3600
     out = train(run)
     record = record_of(run)
-    assert "budget 50s: was over at" in out and "as short as it may be" in out
+    assert "budget 50s: ended at" in out and "as short as possible" in out
     assert " late" in out and record.done is not None
     assert record.of("short")[-1].steps < 40 and record.of("long")[-1].steps < 10
     assert "after the deadline" in out
@@ -347,7 +347,7 @@ def test_the_time_after_pretraining_is_kept_free_and_compared(tiny: Make, clock:
     assert "what follows is estimated at opinion 20 s" in out and record.done is None
     assert record.trained == pytest.approx(record.deadline - 22, abs=1.5)
     clock.now += 15
-    assert "took 15 s, 20 s was estimated" in close_record(run)
+    assert "took 15 s (estimated: 20 s)" in close_record(run)
     assert record_of(run).done == clock.wall()
 
 

@@ -217,7 +217,7 @@ def test_repetitions_and_a_vocabulary_without_text_are_said() -> None:
     read = text(2e6)
     found = chosen(recipe(data__vocab_size=4096), hours=8, read=read)
     passes, entries = remarks(found, read)
-    assert f"read the text (2.0 M characters) {found.epochs:,.0f} times; from about 4 passes on" in passes
+    assert f"read the text (2.0 M characters) {found.epochs:,.0f} times. More than about 4 passes help little" in passes
     assert entries.startswith("data.vocab_size = 4096: the text has 129 tokens for each entry")
     assert remarks(chosen(recipe(), hours=0.1), text()) == []
 

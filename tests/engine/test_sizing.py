@@ -372,5 +372,5 @@ def test_plan_shows_the_candidates_and_writes_nothing(
     sizes = json.loads(capsys.readouterr().out)["sizes"]
     assert sizes["chosen"] in sizes["scores"]
     assert main(["plan", str(recipe), f"--data.dir={tmp_path / 'none'}", "--data.vocab_size=0"]) == 0
-    assert "by the peak of the device, no step timed" in capsys.readouterr().out
+    assert "from the peak of the device; no step was timed" in capsys.readouterr().out
     assert not load(recipe).run_dir.exists()
