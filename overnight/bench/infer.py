@@ -104,7 +104,7 @@ def compared(name: str, candidates: Mapping[str, Candidate], texts: Sequence[str
             continue
         apart = float(np.abs(candidate.logits(list(texts)) - expected).max())
         if not other.startswith("overnight") and not apart <= TOLERANCE:
-            raise DataError(f"{name}: {other} computes something else than overnight ({apart:.1e} apart, {TOLERANCE:.0e} allowed)")
+            raise DataError(f"{name}: {other} differs from overnight ({apart:.1e} apart, {TOLERANCE:.0e} allowed)")
         rows.append(Row(f"{name} logits of {other}", apart, "error"))
     return rows
 

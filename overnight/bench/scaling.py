@@ -97,7 +97,7 @@ def measured(world: int, model: str, repeats: int) -> Times:
                 rank.wait()
         for number, code in enumerate(codes):
             if code:
-                raise UserError(f"process {number} of {world} ended with {code}; what it said is above")
+                raise UserError(f"process {number} of {world} ended with {code}; its output is above")
         return Times(**json.loads((Path(folder) / _TIMES).read_text(encoding="utf-8")))
 
 

@@ -176,7 +176,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
     if missing := sorted(loading["missing_keys"]):
         raise DataError(
             f"{folder}: its weights lack {missing[0]}{' and more' * (len(missing) > 1)}, which transformers would draw at random: "
-            "it is no masked language model, but a model without that head"
+            "it is not a masked language model, since it lacks that head"
         )
     return model, tokenizer
 
@@ -199,8 +199,8 @@ def _fast(tokenizer: Any, folder: Path) -> Tokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise DataError(
-            f"{folder}: has no tokenizer.json, and the {type(tokenizer).__name__} that transformers takes instead says of no token where it stands in the "
-            'text; put its tokenizer.json there or, if it splits words as BERT does, name {"tokenizer_class": "BertTokenizer"} in tokenizer_config.json'
+            f"{folder}: has no tokenizer.json, and the {type(tokenizer).__name__} that transformers uses instead does not say where in the "
+            'text a token is; put its tokenizer.json there or, if it splits words as BERT does, name {"tokenizer_class": "BertTokenizer"} in tokenizer_config.json'
         )
     return backend
 

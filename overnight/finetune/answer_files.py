@@ -41,7 +41,7 @@ def by_id(answers: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
     if len(found) < len(answers):
         twice = next(name for name, count in Counter(answer["id"] for answer in answers).items() if count > 1)
         raise DataError(
-            f"{path}: is to have one answer for each id, and {twice!r} is that of several questions; give each its own, or name a .jsonl"
+            f"{path}: needs one answer for each id, but several questions have the id {twice!r}; give each its own, or name a .jsonl"
         )
     return found
 

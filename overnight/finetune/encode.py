@@ -98,7 +98,7 @@ def with_tokens(tokenizer: Tokenizer, task: TaskData) -> TaskData:
             raise DataError(f"{notes[-1]}; the tokenizer of this run knows none of their characters")
     for name, rows in {"dev": task.dev, "test": task.test, **task.extra}.items():
         if empty := without_tokens(tokenizer, rows):
-            notes.append(f"{_without(empty, rows, name)}: answered by what the network makes of nothing")
+            notes.append(f"{_without(empty, rows, name)}: answered as an empty text")
     return replace(task, train=train, notes=tuple(notes))
 
 

@@ -163,7 +163,7 @@ def _too_alike(task: TaskData) -> tuple[str, ...]:
     if not 0 < numbers.std() < 10 * np.finfo(np.float32).eps * np.abs(numbers).max():
         return ()
     return (
-        f"scores of {numbers.min():.17g} to {numbers.max():.17g} are more alike than the 7 digits that a network answers tell apart: take a constant off them",
+        f"scores of {numbers.min():.17g} to {numbers.max():.17g} differ too little for the 7 digits of a network's answers to tell them apart: subtract a constant from them",
     )
 
 
@@ -184,9 +184,7 @@ def class_weights(wanted: str, task: TaskData) -> tuple[float, ...]:
     if not wanted:
         return ()
     if task.kind != "classification":
-        raise ConfigError(
-            f"class_weights = {wanted!r}: only a task with one class a row has weights of classes; {task.name} is {task.kind}"
-        )
+        raise ConfigError(f"class_weights = {wanted!r}: only a task with one class per row has class weights; {task.name} is {task.kind}")
     rows = Counter(str(example.label) for example in task.train)
     weights = dict.fromkeys(task.labels, 1.0)
     if wanted == "balanced":
@@ -222,9 +220,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     from overnight.finetune.tagging import encode_sentences, tags_of
 
     if spec.class_weights:
-        raise ConfigError(
-            f"class_weights = {spec.class_weights!r}: only a task with one class a row has weights of classes; tags have none"
-        )
+        raise ConfigError(f"class_weights = {spec.class_weights!r}: only a task with one class per row has class weights; tags have none")
     data = load_sentences(spec)
     rows = sentence_rows(spec, data)
     parts = {

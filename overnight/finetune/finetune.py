@@ -107,7 +107,7 @@ class _Tuning:
         with raise_on_all_ranks(self.world):
             self.task = encode_task(self.spec, self.begin.corpus, self.begin.vocabulary)
         if self.kept.get("data_hash", self.begin.data) != self.begin.data:
-            self.line.print(f"{self.name}: other rows than those that its model was trained on; every seed is trained anew")
+            self.line.print(f"{self.name}: the rows differ from those that its model was trained on; every seed is trained anew")
         for note in self.task.notes:
             self.line.print(f"{self.name}: {note}")
         if self.world.main and not done:
@@ -247,7 +247,7 @@ def _answer_diagnostic(run: BertRun, name: str, line: Line) -> None:
     rows = "".join(f"{_cell(example.id)}\t{_cell(answer)}\n" for example, answer in zip(examples, answers, strict=True))
     write_whole(path, [f"index\tprediction\n{rows}".encode()])
     write_facts(folder, {**facts, "diagnostic": digest})
-    line.print(f"{name}: the diagnostic set is answered by the model that is there")
+    line.print(f"{name}: the diagnostic set is answered by the existing model")
 
 
 def _cell(text: str) -> str:

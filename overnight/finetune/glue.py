@@ -54,7 +54,7 @@ def task_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
         DataError: there is no such folder.
     """
     if not path.is_dir():
-        raise DataError(f"{path}: is no folder; name the one that holds {', '.join(GLUE_FOLDERS.values())}")
+        raise DataError(f"{path}: is not a folder; name the one that holds {', '.join(GLUE_FOLDERS.values())}")
     found = {task: path / name for task, name in GLUE_FOLDERS.items()}
     there = {
         task: folder for task, folder in found.items() if any((folder / f).is_file() for f in ("train.tsv", "msr_paraphrase_train.txt"))

@@ -359,7 +359,7 @@ def _masked(model: Trained, number: int, fields: Mapping[str, Any]) -> tuple[Exa
         raise DataError(f"line {number}: no [MASK] within the first {model.longest} tokens; write the word to guess as [MASK]")
     if lost := len(between) - 1 - int((sequence.ids == mask).sum()):
         raise DataError(
-            f"line {number}: {lost} of its {len(between) - 1} [MASK] stand behind the first {model.longest} tokens; give a shorter text"
+            f"line {number}: {lost} of its {len(between) - 1} [MASK] come after the first {model.longest} tokens; give a shorter text"
         )
     return example, sequence
 

@@ -96,7 +96,7 @@ def _score_texts(model: Trained, path: Path, line: Line, columns: Mapping[str, s
     empty = len(without_tokens(model.tokenizer, examples))
     notes = tuple(f"left out {why}" for why in skipped)
     if empty:
-        notes += (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered by what the network makes of nothing",)
+        notes += (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered as an empty text",)
     if have_one_number(examples):
         notes += (NO_CORRELATION.format("row", examples[0].label),)
     notes += _seen_notes(model, [_of_text(example) for example in examples], "row")
@@ -131,7 +131,7 @@ def _seen_notes(model: Trained, rows: Sequence[Hashable], noun: str) -> tuple[st
     chosen = {*selection, *(dev if by_dev else ())} - {*train}
     notes = []
     for seen, what, but in (
-        ({*train}, "the task trains on", "says little of other rows"),
+        ({*train}, "the task trains on", "says little about other rows"),
         (chosen, "the model, its epoch or its threshold was chosen by", "is a little too good"),
     ):
         if count := sum(row in seen for row in rows):
@@ -211,7 +211,7 @@ def _score_questions(model: Trained, path: Path, line: Line) -> Score:
     if unread:
         most = question_answering.longest_question(model.longest)
         notes += (
-            f"{len(unread):,} of {plural(len(questions), 'question')} have more than {most} tokens, which leave no room for the paragraph: answered by nothing",
+            f"{len(unread):,} of {plural(len(questions), 'question')} have more than {most} tokens, which leave no room for the paragraph: answered with an empty text",
         )
     notes += _seen_notes(model, [_of_question(question) for question in questions], "question")
     return Score(len(questions), scores, question_files(questions, predictions, nbest, odds), notes, None)

@@ -99,7 +99,7 @@ class _Searching:
         by = (
             "dev rows, whose score is also reported"
             if task.selection is None
-            else f"{len(task.selection[0]):,} training sequences held back"
+            else f"{len(task.selection[0]):,} training sequences set aside"
         )
         seeds = len(self.spec.seeds) + len(self.spec.seeds[: self.spec.random_init_seeds])
         after = sorted(seeds * cost for cost in self.costs)

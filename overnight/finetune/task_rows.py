@@ -93,7 +93,7 @@ def question_rows(spec: Finetune, data: SquadData) -> TaskRows[Question]:
     """
     placed, notes = [q for q in data.train if q.impossible or any(answer.start >= 0 for answer in q.answers)], _NONE
     if not placed:
-        raise DataError(f"{spec.path}: no answer to train on stands at its answer_start; mend the positions")
+        raise DataError(f"{spec.path}: no answer to train on is at its answer_start; correct the positions")
     if 0 < spec.max_train_examples < len(placed):
         chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_train_examples, _DRAW)
         notes = (drawn_note(len(chosen), len(placed), "questions", by_label=False),)
@@ -125,4 +125,4 @@ def hold_back(
     remedy = "raise --select_share, or choose by the dev rows with --select_on=dev"
     chosen = split_off(groups, labels[::together] or [""] * len(groups), spec.dev_seed, spec.select_share, "the training rows", remedy)
     train, selection_rows = ([row for i, row in enumerate(rows) if (i // together in chosen) == side] for side in (False, True))
-    return train, selection_rows, (f"{len(selection_rows):,} of {len(rows):,} training rows are held back to choose by, not trained on",)
+    return train, selection_rows, (f"{len(selection_rows):,} of {len(rows):,} training rows are set aside to choose by, not trained on",)

@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:
             # The thread of the model cannot be interrupted, and an interpreter that ends under it aborts.
-            print("ended at once: what was under way has no answer", file=sys.stderr, flush=True)
+            print("stopped at once: requests in progress got no answer", file=sys.stderr, flush=True)
             os._exit(128 + signal.SIGINT)
         super().handle_exit(sig, frame)
 

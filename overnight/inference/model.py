@@ -85,7 +85,7 @@ def open_model(source: str, task: str, overrides: Sequence[str], reads: str = ""
         return Model(_pretrained(read_source(str(path)), run), source, "", _tasks(path))
     refuse_untrained(path)
     if task:
-        raise ConfigError(f"task = {task!r}: {source} is no run folder; only that has fine-tuned tasks")
+        raise ConfigError(f"task = {task!r}: {source} is not a run folder, and only run folders have fine-tuned tasks")
     if source.startswith(HUB):
         path = hub_folder(source)
     elif not path.exists() and not path.with_name(f"{path.name}.index").exists():
@@ -232,7 +232,7 @@ class Model:
         """
         if not self.fills:
             why = f"is of the task {self.task!r}" if self.kind != "mask" else "has no masked-LM head"
-            raise ConfigError(f"{self.source}: {why}, so it fills in no [MASK]; load a pretrained model")
+            raise ConfigError(f"{self.source}: {why}, so it cannot fill in [MASK]; load a pretrained model")
         _refuse_one(texts)
         return [read_row(self.trained, number, _fields(number, text)) for number, text in enumerate(texts, 1)]
 
@@ -269,7 +269,7 @@ def _fields(number: int, text: Text) -> dict[str, Any]:
         raise DataError(f"line {number}: is {kind_of(text)}; it needs a text, a pair of texts, or an object with their names")
     for value in fields.values():
         if not all(is_text(part) for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, str)):
-            raise DataError(f"line {number}: is no valid text: half of a surrogate pair is no character")
+            raise DataError(f"line {number}: is not valid text: half of a surrogate pair is not a character")
     return fields
 
 

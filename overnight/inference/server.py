@@ -99,7 +99,7 @@ class _LocalNames:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
         if host and re.sub(r":\d+$", "", host).lower() not in self.names:
-            why = f"{host} is no name of this machine alone; ask {' or '.join(self.names)}, or let it listen elsewhere (--host)"
+            why = f"{host} is not a local name of this machine; use {' or '.join(self.names)}, or listen on another address (--host)"
             await JSONResponse({"error": why}, 400)(scope, receive, send)
             return
         await self.app(scope, receive, send)
@@ -203,7 +203,7 @@ def _counted(asked: set[Request], answer: _Answer) -> _Answer:
 async def _refusal(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # an unknown path, or another method
         path, by = request.url.path, (error.headers or {}).get("Allow", "")
-        why = f"{path} is asked by {by}, not by {request.method}" if by else f"there is no {path}; there are {_PATHS}"
+        why = f"{path} takes {by}, not {request.method}" if by else f"there is no {path}; there are {_PATHS}"
         return JSONResponse({"error": why}, error.status_code, headers=error.headers)
     status = error.status if isinstance(error, _Refused) else 500 if isinstance(error, NonFiniteError) else 400
     # What is left of a body that was refused is not waited for.
@@ -227,7 +227,7 @@ async def _wait(request: Request, worker: Worker, kind: Any, texts: list[Any]) -
     try:
         waiting = worker.submit(kind, texts)
     except Busy:
-        raise _Refused(503, "too many requests wait; come again") from None
+        raise _Refused(503, "too many requests are waiting; try again later") from None
     answers, gone = asyncio.wrap_future(waiting), asyncio.ensure_future(_end(request))
     try:
         await asyncio.wait((answers, gone), return_when=asyncio.FIRST_COMPLETED)

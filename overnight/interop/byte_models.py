@@ -48,7 +48,7 @@ def load_byte_model(folder: Path) -> tuple[ByteModel, ByteLMConfig]:
     """
     run = config.stored_run(folder)
     if not isinstance(run, ByteRun):
-        raise ConfigError(f"{folder}: model.kind = {run.model.kind!r}: is no byte model (mlstm, lstm, transformer)")
+        raise ConfigError(f"{folder}: model.kind = {run.model.kind!r}: is not a byte model (mlstm, lstm, transformer)")
     where, state = _state(folder)
     model = byte_model(run.model, label=any(name.startswith("label.") for name in state))
     try:
@@ -252,7 +252,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         ) from None
     except Exception as error:  # above all UnpicklingError, which cannot be named without its module
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"{path}: is no checkpoint of tensors alone: {why}") from None
+        raise DataError(f"{path}: is not a checkpoint of tensors alone: {why}") from None
     for wrapper in ("sd", "lm_encoder"):
         if isinstance(tree, dict) and isinstance(tree.get(wrapper), dict):
             tree = tree[wrapper]

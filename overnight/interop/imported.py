@@ -111,7 +111,7 @@ def _notes(initial: Initial, random: list[str]) -> list[str]:
     heads = {"pooler": "pooler", "nsp": "next-sentence head"}
     notes = [f"it has no {' and no '.join(heads[head] for head in random)}: drawn at random"] if random else []
     if "mlm" in initial.lacks():
-        notes.append("it has no masked-LM head: it can be fine-tuned, and fills in no masks")
+        notes.append("it has no masked-LM head: it can be fine-tuned, but cannot fill in masks")
     if initial.headed:
         notes.append(
             "its head of a task is left out: `overnight predict TASK`, `serve` and overnight.load read it from the checkpoint itself"

@@ -171,7 +171,7 @@ def import_config(config: Mapping[str, Any], path: Path) -> ModernBertConfig:
     for key in ("embedding_dropout", "attention_dropout", "classifier_dropout"):
         if read_share(config, key, 0.0, path) != dropout:
             raise DataError(
-                f"{path}: {key} = {config.get(key, 0.0)!r}; only mlp_dropout = {dropout!r} again can be read: they are one setting here"
+                f"{path}: {key} = {config.get(key, 0.0)!r}; only the value of mlp_dropout, {dropout!r}, can be read: here they are one setting"
             )
     window, every = _read_window(config, sizes["num_layers"], path)
     return ModernBertConfig(

@@ -125,6 +125,6 @@ def _compare(path: Path, model: nn.Module, config: dict[str, Any], longest: int)
             apart = float(np.abs(ours - theirs.numpy()).max() / max(1.0, float(theirs.abs().max())))
             if not apart <= TOLERANCE:
                 raise DataError(
-                    f"{path.name}: onnxruntime computes something else than PyTorch ({apart:.1e} apart, {TOLERANCE:.0e} allowed); "
+                    f"{path.name}: onnxruntime's outputs differ from PyTorch's ({apart:.1e} apart, {TOLERANCE:.0e} allowed); "
                     "use the folder without it, and other versions of torch and onnxruntime"
                 )

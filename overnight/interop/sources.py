@@ -79,7 +79,7 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
         raise DataError(f"{path}: is a fine-tuned task; name its run folder, {task_folder(path).parent.parent}")
     else:
         refuse_untrained(path)
-        what = "is no checkpoint that can be read" if path.exists() else "does not exist"
+        what = "is not a checkpoint that can be read" if path.exists() else "does not exist"
         raise DataError(f"{path}: {what}; name {UNDERSTOOD}")
     state, model, vocab_size = loaded
     tokens, lowered = _tokenizer(folder, lowercase)
@@ -266,7 +266,7 @@ def hub_folder(source: str) -> Path:
     except Exception as error:  # the hub's own, those of its client for HTTP, OSError, ValueError
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise DataError(
-            f"{source}: cannot be had from Hugging Face's hub, nor is it in the cache of this machine ({why}). Correct the name, give a "
+            f"{source}: cannot be downloaded from Hugging Face's hub, and is not in the cache of this machine ({why}). Correct the name, connect to a "
             "network, or copy the model's folder here and name that"
         ) from None
     return folder

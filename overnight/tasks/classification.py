@@ -256,7 +256,7 @@ def _sst_rows(file: Path) -> list[Example]:
 
 def _file(folder: Path, name: str, task: str) -> Path:
     if not folder.is_dir():
-        raise DataError(f"{folder}: is no folder; task {task!r} needs the folder that holds {name}")
+        raise DataError(f"{folder}: is not a folder; task {task!r} needs the folder that holds {name}")
     if not (folder / name).is_file():
         raise DataError(f"{folder / name}: is missing; task {task!r} cannot be read without it")
     return folder / name

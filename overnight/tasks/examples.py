@@ -213,4 +213,6 @@ def trained_on_note(
     """
     seen = set(train)
     count = sum(text in seen for text in scored)
-    return (f"the {of} of {count:,} of {len(scored):,} {what} is also trained on, so their score says little of others",) if count else ()
+    return (
+        (f"the {of} of {count:,} of {len(scored):,} {what} is also trained on, so their score says little about others",) if count else ()
+    )

@@ -167,13 +167,13 @@ def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given 
         DataError: a line of CoNLL is wrong.
     """
     if form not in ("", "lines", "jsonl"):
-        raise ConfigError(f"format = {form!r}: sentences to tag are lines or jsonl, or of CoNLL by the ending of their file; leave it out")
+        raise ConfigError(f"format = {form!r}: sentences to tag are lines or jsonl, or CoNLL if the file's ending says so; leave it out")
     ending = Path(path).suffix.lower()
     trained = {Path(spec.get(key) or "").suffix.lower() for key in ("path", "dev")} - {"", ".jsonl"}
     named = ending in {*CONLL_ENDINGS, *trained} and (ending != ".txt" or _is_conll(Path(path), spec.get("labels") or ()))
     if not (form or named) and ending in (".csv", ".tsv", ".parquet"):
         raise ConfigError(
-            f"{path}: is a table by its ending, and sentences to tag are lines, JSON lines or of CoNLL; --format=lines reads each line as one"
+            f"{path}: has the ending of a table, and sentences to tag are lines, JSON lines or CoNLL; --format=lines reads each line as a sentence"
         )
     if form or path == "-" or not named:
         yield from _lines(path)
@@ -181,7 +181,7 @@ def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given 
     try:
         sentences = read_sentences(Path(path), tagged=False)
     except DataError as error:
-        raise DataError(f"{error}; is read as CoNLL, and with --format=lines as a sentence a line") from None
+        raise DataError(f"{error}; the file is read as CoNLL; --format=lines reads each line as a sentence") from None
     for number, sentence in enumerate(sentences, 1):
         yield number, json.dumps({"id": sentence.id, "tokens": sentence.words})
 

@@ -74,7 +74,7 @@ def read_tsv(path: Path, header: tuple[str, ...] = (), broken: int = 0, skipped:
             rows.append((number, cells))
     if len(wrong) > broken:
         more = f" ({len(wrong)} such lines in this file)" if len(wrong) > 1 else ""
-        raise DataError(f"{wrong[0]}: {', '.join(columns)}{more}; mend or remove the line")
+        raise DataError(f"{wrong[0]}: {', '.join(columns)}{more}; correct or remove the line")
     if not rows:
         raise DataError(f"{path}: holds no rows")
     if skipped is not None:
@@ -349,7 +349,7 @@ def _label(cells: Mapping[str, str], target: _Target, where: str) -> str | float
     try:
         labels = parse_json(cell)
     except ValueError as error:
-        raise DataError(f"{where}: column {target.columns[0]!r} is no JSON list: {error}") from None
+        raise DataError(f"{where}: column {target.columns[0]!r} is not a JSON list: {error}") from None
     if not isinstance(labels, list) or not all(_is_label(label) for label in labels):
         raise DataError(f"{where}: column {target.columns[0]!r} is {cell}, not a list of texts")
     return tuple(dict.fromkeys(label if isinstance(label, str) else json.dumps(label) for label in labels))

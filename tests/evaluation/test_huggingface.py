@@ -227,7 +227,7 @@ def test_what_cannot_be_read_is_said(bert: Path, tmp_path: Path, monkeypatch: py
         opened(cut)
     headless = broken("headless")
     transformers.BertModel.from_pretrained(bert).save_pretrained(headless)
-    with pytest.raises(DataError, match=r"its weights lack cls.predictions.* it is no masked language model"):
+    with pytest.raises(DataError, match=r"its weights lack cls.predictions.* it is not a masked language model"):
         opened(headless)
     causal = broken("causal")
     (causal / "config.json").write_text(json.dumps({"model_type": "gpt2"}))

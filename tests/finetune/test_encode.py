@@ -129,7 +129,7 @@ def test_training_rows_without_tokens_are_left_out_with_those_that_belong_to_the
     assert left.notes == (
         "said before",
         "2 of 6 training rows have no token (ids '1', '4'): not trained on",
-        "1 of 2 dev rows have no token (ids '1'): answered by what the network makes of nothing",
+        "1 of 2 dev rows have no token (ids '1'): answered as an empty text",
     )
     assert [row.id for row in with_tokens(tokenizer, replace(task, rows_together=2)).train] == ["2", "3"]
     whole = replace(task, train=rows[:1], dev=[])

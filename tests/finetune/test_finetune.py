@@ -110,7 +110,7 @@ def test_other_rows_are_trained_on_anew_and_rows_that_are_gone_are_done(with_tas
     table = (classes / "train.csv").read_text()
     (classes / "train.csv").write_text(table.replace("number", "digit"))
     (classes / "dev.csv").write_text((classes / "dev.csv").read_text().replace("number", "digit"))
-    assert tune(run).startswith("mine: other rows than those that its model was trained on; every seed is trained anew\n")
+    assert tune(run).startswith("mine: the rows differ from those that its model was trained on; every seed is trained anew\n")
     assert json.loads((kept(run) / "task.json").read_text())["labels"] == ["digit", "text"]
     classes.rename(classes.with_name("moved"))
     assert tune(run) == "mine: done already\n"

@@ -127,7 +127,7 @@ def test_a_run_without_tasks_of_glue_says_what_to_do(run: Path, tmp_path: Path, 
     assert main(["finetune", "all", "--from", str(run), f"--path={tmp_path}"]) == 2
     assert "holds none of the folders CoLA, SST-2, MRPC" in capsys.readouterr().err
     assert main(["finetune", "all", "--from", str(run), f"--path={tmp_path / 'nowhere'}"]) == 1
-    assert "nowhere: is no folder; name the one that holds CoLA" in capsys.readouterr().err
+    assert "nowhere: is not a folder; name the one that holds CoLA" in capsys.readouterr().err
 
 
 def test_the_table_has_medians_of_the_newest_settings_only(tmp_path: Path) -> None:

@@ -272,9 +272,9 @@ def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, ca
 
 def test_two_questions_of_one_id_are_refused_where_a_file_would_lose_one(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": 7, "question": "What?", "context": "A value."}\n' * 2)
-    with pytest.raises(DataError, match="'7' is that of several questions"):
+    with pytest.raises(DataError, match="several questions have the id '7'"):
         write_answers(of_file(run, "squad", str(tmp_path / "in.jsonl")), tmp_path / "out.json")
-    with pytest.raises(DataError, match="'7' is that of several questions"):
+    with pytest.raises(DataError, match="several questions have the id '7'"):
         write_question_files(load_trained(run, "squad"), str(tmp_path / "in.jsonl"), tmp_path / "out")
     with pytest.raises(DataError, match="only answers to questions are several files"):
         write_question_files(load_trained(run, "classes"), str(tmp_path / "in.jsonl"), tmp_path / "out")
@@ -326,7 +326,7 @@ def test_masks_are_filled_with_pieces_and_their_probabilities(run: Run) -> None:
         ("squad", "only a question", "line 2: has no text that answers; a question and that text have a tab between them"),
         ("mask", "nothing to fill in", r"line 2: no \[MASK\]"),
         ("mask", "object " * 60 + "[MASK]", r"line 2: no \[MASK\] within the first 48 tokens"),
-        ("mask", "a [MASK] " + "object " * 60 + "[MASK] and [MASK]", r"line 2: 2 of its 3 \[MASK\] stand behind the first 48 tokens"),
+        ("mask", "a [MASK] " + "object " * 60 + "[MASK] and [MASK]", r"line 2: 2 of its 3 \[MASK\] come after the first 48 tokens"),
         ("mask", "a [MASK]\tpair", "line 2: is a pair"),
     ],
 )

@@ -87,7 +87,9 @@ def test_a_question_that_leaves_no_room_for_its_paragraph_is_scored_as_answered_
     assert before.files["predictions.json"]["3a"] == "seven" and not before.notes
     assert after.files["predictions.json"] == {**before.files["predictions.json"], "3a": ""}
     assert after.rows == 80 and after.metrics["f1"] == pytest.approx(before.metrics["f1"] - 100 / 80)
-    assert after.notes == ("1 of 80 questions have more than 28 tokens, which leave no room for the paragraph: answered by nothing",)
+    assert after.notes == (
+        "1 of 80 questions have more than 28 tokens, which leave no room for the paragraph: answered with an empty text",
+    )
 
 
 def test_an_export_asks_and_answers_nothing_as_the_run_does(with_null: BertRun, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_score_is_answered_with_all_its_digits(with_task: Task, tmp_path: Path
 def test_numbers_that_32_bits_do_not_tell_apart_are_noted(offset: float, noted: bool, with_task: Task, tmp_path: Path) -> None:
     run = with_task("csv", write(tmp_path / "scores.csv", 1.0, offset))
     notes = encode_task(run.finetune["mine"], *kept_vocabulary(run)).notes
-    assert any("take a constant off them" in note for note in notes) is noted
+    assert any("subtract a constant from them" in note for note in notes) is noted
 
 
 def test_a_correlation_with_one_number_is_said_to_be_none_and_gives_no_verdict(

@@ -59,7 +59,7 @@ def test_sentences_and_questions_that_the_task_was_trained_on_are_said(with_task
     (tmp_path / "dev.conll").write_text("string B-TXT\nobject O\n\n")
     run = with_task("tokens", train, dev=str(tmp_path / "dev.conll"))
     finetune(run, "mine")
-    said = "are of those that the task trains on: a score there says little of other rows"
+    said = "are of those that the task trains on: a score there says little about other rows"
     assert _notes(run, train, capsys) == [f"2 of 2 sentences {said}"] and _notes(run, tmp_path / "dev.conll", capsys) == []
     for name in ("train", "dev"):
         _squad(tmp_path / f"{name}-v2.0.json", name)

@@ -70,7 +70,7 @@ def test_every_combination_is_tried_on_fewer_rows_and_the_best_is_trained_on_all
     facts = json.loads((kept(run) / "task.json").read_text())
     assert (facts["spec"]["lr"], facts["spec"]["epochs"]) == (3e-3, 0.2)
     # It is said before anything is trained what it will cost.
-    assert said.index("search of 4 trials, about 1 min 00 s; chosen by accuracy on 4 training sequences held back") < said.index("trial 1")
+    assert said.index("search of 4 trials, about 1 min 00 s; chosen by accuracy on 4 training sequences set aside") < said.index("trial 1")
     assert "then 2 seeds with the best, about 20 s to 40 s" in said and "best lr=0.003 epochs=0.2" in said
     (table,) = re.findall(r"^trial .*\n(?:\d .*\n)+", said, re.MULTILINE)
     assert len(table.splitlines()) == 5 and re.search(r"^3 +0.003 +0.2 +0.22 +90.0 %", table, re.MULTILINE)

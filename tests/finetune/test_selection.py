@@ -164,7 +164,7 @@ def test_rows_to_choose_by_are_held_back_of_each_class_and_never_trained_or_repo
     said = tune(run)
     (entry,) = lines(run)
     assert entry["selected_on"] == "train" and 0 < entry["selection_rows"] < 20 and entry["rows"] + entry["selection_rows"] == 40
-    assert f"{entry['selection_rows']} of 40 training rows are held back to choose by, not trained on" in said
+    assert f"{entry['selection_rows']} of 40 training rows are set aside to choose by, not trained on" in said
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=8, max_size=40), st.sampled_from([0.1, 0.3, 0.5]), st.sampled_from([1, 2]))

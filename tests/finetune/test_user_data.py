@@ -75,7 +75,7 @@ def test_questions_of_which_none_can_be_trained_on_are_refused(with_task: Task, 
     for name, start in (("train", 3), ("dev", 0)):
         qas = [{"id": "a", "question": "who?", "answers": [{"text": "class", "answer_start": start}]}]
         (folder / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": f"class {name}", "qas": qas}]}]}))
-    with pytest.raises(DataError, match="no answer to train on stands at its answer_start; mend the positions"):
+    with pytest.raises(DataError, match="no answer to train on is at its answer_start; correct the positions"):
         tune(with_task("squad", folder, max_misplaced_answers=1.0))
 
 

@@ -182,7 +182,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_says_so(trained_run: BertRun) -> No
                 socket.create_connection(("127.0.0.1", port)).close()
         process.send_signal(signal.SIGINT)
         code, output = process.end()
-    assert code == 130 and output == "ended at once: what was under way has no answer\n"
+    assert code == 130 and output == "stopped at once: requests in progress got no answer\n"
 
 
 def test_a_port_that_is_taken_and_settings_that_are_wrong_are_named(trained_run: BertRun, capsys: Captured) -> None:

@@ -195,7 +195,7 @@ def test_predict_answers_by_the_head_of_a_folder_of_hugging_face(
     said = capsys.readouterr()
     assert (
         "its head of a task is left out: `overnight predict TASK`" in said.err
-        and "has no masked-LM head, so it fills in no [MASK]" in said.err
+        and "has no masked-LM head, so it cannot fill in [MASK]" in said.err
     )
     assert main(["predict", "classes", *ask, "--lr=1"]) == 2
 
@@ -207,7 +207,7 @@ def test_a_name_of_the_hub_keeps_the_head_of_its_task(trained_run: BertRun, tmp_
     found = overnight.load("hf:me/classes", device="cpu")
     assert (found.task, found.kind, found.labels) == ("classes", "classification", ("error", "number", "text"))
     assert found.predict(["a string"]) == overnight.load(folder, device="cpu").predict(["a string"])
-    with pytest.raises(DataError, match="hf:me/other: cannot be had from Hugging Face's hub"):
+    with pytest.raises(DataError, match="hf:me/other: cannot be downloaded from Hugging Face's hub"):
         overnight.load("hf:me/other")
 
 
@@ -265,7 +265,7 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
     task = overnight.load(trained_run.run_dir, task="classes")
     for what, message in (
         (lambda: model.predict(["a"]), r"no head of a task .* has classes: name .*/finetune/classes instead"),
-        (lambda: task.fill("[MASK]"), "is of the task 'classes', so it fills in no"),
+        (lambda: task.fill("[MASK]"), "is of the task 'classes', so it cannot fill in"),
         (lambda: model.embed("one text"), "texts: is a text; give a list"),
         (lambda: model.fill_all("The [MASK]."), "texts: is a text; give a list"),
         (lambda: model.embed(["a"], "max"), "pooling = 'max': must be one of mean, first"),
@@ -279,16 +279,16 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
             what()
     for what, message in (
         (lambda: model.embed(["a", 3]), "text 2: is a number; give strings"),
-        (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
-        (lambda: model.embed([*["a"] * 599, "\ud800"]), "text 600: is no valid text"),
-        (lambda: list(model.embed(iter(["a"] * 599 + ["\ud800"]))), "text 600: is no valid text"),
+        (lambda: model.embed(["\ud800"]), "text 1: is not valid text"),
+        (lambda: model.embed([*["a"] * 599, "\ud800"]), "text 600: is not valid text"),
+        (lambda: list(model.embed(iter(["a"] * 599 + ["\ud800"]))), "text 600: is not valid text"),
         (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
         (lambda: task.predict([3]), "line 1: is a number"),
         (lambda: task.predict(["a", {"id": ["x"], "text": "b"}]), "line 2: its id is a list; it needs a text or a number"),
-        (lambda: task.predict(["a", "\ud800"]), "line 2: is no valid text"),
-        (lambda: task.predict([("a", "\ud800")]), "line 1: is no valid text"),
+        (lambda: task.predict(["a", "\ud800"]), "line 2: is not valid text"),
+        (lambda: task.predict([("a", "\ud800")]), "line 1: is not valid text"),
         (lambda: task.predict(["a", ("one", "pair")]), "line 2: is a pair; the task is of single texts"),
-        (lambda: model.fill("\ud800 [MASK]"), "line 1: is no valid text"),
+        (lambda: model.fill("\ud800 [MASK]"), "line 1: is not valid text"),
         (lambda: model.fill("nothing"), r"no \[MASK\]"),
         (lambda: overnight.load(trained_run.run_dir, task="sst2"), r"no fine-tuned task 'sst2' \(it has: classes\)"),
     ):

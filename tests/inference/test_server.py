@@ -36,7 +36,7 @@ def test_unknown_paths_and_methods_are_answered_in_json(port: int) -> None:
             404,
             {"error": f"there is no {path}; there are /, /health, /predict, /fill and /embed"},
         )
-    assert ask(port, "/predict") == (405, {"error": "/predict is asked by POST, not by GET"})
+    assert ask(port, "/predict") == (405, {"error": "/predict takes POST, not GET"})
     status, answer = ask(port, "/health", {}, "DELETE")
     assert status == 405 and answer["error"].endswith("not by DELETE") and "GET" in answer["error"]
 
@@ -85,7 +85,7 @@ def test_a_pretrained_model_fills_in_masks(trained_run: BertRun) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/fill", {"texts": ["an [MASK]"]}, 400, "is of the task 'classes', so it fills in no [MASK]"),
+        ("/fill", {"texts": ["an [MASK]"]}, 400, "is of the task 'classes', so it cannot fill in [MASK]"),
         ("/predict", b'{"texts": ["' + b"a" * 3000 + b'"]}', 413, "more than 2,000 bytes"),
         ("/predict", {"texts": ["a"] * 5}, 413, "5 texts; at most 4"),
         ("/predict", b'{"texts": ["\xff"]}', 400, "not UTF-8 (byte 12)"),
@@ -115,7 +115,7 @@ def test_other_ways_to_ask_are_refused(port: int) -> None:
     assert ask(port, "/predict")[0] == 405
     assert ask(port, "/etc/passwd")[0] == 404
     status, answer = ask(port, "/health", Host="elsewhere.example")
-    assert status == 400 and answer["error"].startswith("elsewhere.example is no name of this machine alone; ask 127.0.0.1 or ")
+    assert status == 400 and answer["error"].startswith("elsewhere.example is not a local name of this machine; use 127.0.0.1 or ")
     assert sent(port, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 "), "no browser leaves the name out"
     head, _, body = sent(port, b"no request\r\n\r\n").partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and json.loads(body) == {"error": "is no request of HTTP/1.1 or 1.0"}

@@ -180,11 +180,11 @@ class Harm:
 
 
 def test_nothing_is_run_out_of_a_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no checkpoint of tensors alone"):
+    with pytest.raises(DataError, match="is not a checkpoint of tensors alone"):
         import_byte_model(save({"encoder": Harm(tmp_path / "made")}, tmp_path / "model.pt"), tmp_path / "ours")
     assert not (tmp_path / "made").exists()
     (tmp_path / "text.pt").write_text("no checkpoint")
-    with pytest.raises(DataError, match="is no checkpoint"):
+    with pytest.raises(DataError, match="is not a checkpoint"):
         import_byte_model(tmp_path / "text.pt", tmp_path / "ours")
     with pytest.raises(DataError, match="does not exist"):
         import_byte_model(tmp_path / "absent.pt", tmp_path / "ours")
@@ -252,7 +252,7 @@ def test_a_folder_that_holds_no_byte_model_is_refused(tmp_path: Path) -> None:
         load_byte_model(tmp_path / "ours")
     tree = json.loads((tmp_path / "ours" / "config.json").read_text())
     (tmp_path / "ours" / "config.json").write_text(json.dumps({**tree, "model": {"kind": "bert"}, "data": {"tokenizer": "wordpiece"}}))
-    with pytest.raises(ConfigError, match="is no byte model"):
+    with pytest.raises(ConfigError, match="is not a byte model"):
         load_byte_model(tmp_path / "ours")
 
 

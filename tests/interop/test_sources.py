@@ -174,7 +174,7 @@ def _spoil(folder: Path, what: str) -> None:
         ("quantized", r"config\.json: has a quantization_config: quantized weights cannot be read"),
         (
             "nothing",
-            r"is no checkpoint that can be read; name a run folder, a folder of Hugging Face .*, a folder of TensorFlow .*, or a checkpoint of NVIDIA",
+            r"is not a checkpoint that can be read; name a run folder, a folder of Hugging Face .*, a folder of TensorFlow .*, or a checkpoint of NVIDIA",
         ),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_name_of_the_hub_is_found_in_the_cache_of_transformers(tmp_path: Path,
     assert torch.equal(initial.state["encoder.position.weight"], theirs.bert.embeddings.position_embeddings.weight)
     monkeypatch.chdir(tmp_path)
     assert run_folder("hf:some/bert") == Path("runs/bert")
-    with pytest.raises(DataError, match=r"hf:some/other: cannot be had from Hugging Face's hub, nor is it in the cache"):
+    with pytest.raises(DataError, match=r"hf:some/other: cannot be downloaded from Hugging Face's hub, and is not in the cache"):
         read_source("hf:some/other")
 
 
@@ -369,7 +369,7 @@ def test_an_encoder_without_heads_can_be_fine_tuned_and_nothing_else(
     (tmp_path / "mine.csv").write_text("text,label\n" + "".join(f"{a} good film,yes\n{a} bad film,no\n" for a in LETTERS))
     (tmp_path / "masked.txt").write_text("the [MASK] film\n")
     assert main(["finetune", "mine", "--from", "peer", "--path=mine.csv", "--seq_len=16", "--epochs=1"]) == 0
-    assert "it has no masked-LM head: it can be fine-tuned, and fills in no masks" in capsys.readouterr().err
+    assert "it has no masked-LM head: it can be fine-tuned, but cannot fill in masks" in capsys.readouterr().err
     assert main(["export", "--from", "peer", "--task=mine", "--to=out"]) == 0
     assert main(["export", "--from", "peer", "--to=all"]) == 1
     assert "has no masked-LM head to export; fine-tune it and export the task" in capsys.readouterr().err
@@ -377,7 +377,7 @@ def test_an_encoder_without_heads_can_be_fine_tuned_and_nothing_else(
     assert "runs/peer: has no masked-LM head, so it cannot fill in [MASK]; name a pretrained model that has one" in capsys.readouterr().err
     for words in (["--text", "masked.txt"], []):
         assert main(["evaluate", "--from", "runs/peer", *words]) == 1
-        assert "runs/peer: has no masked-LM head, so it fills in no [MASK]" in capsys.readouterr().err
+        assert "runs/peer: has no masked-LM head, so it cannot fill in [MASK]" in capsys.readouterr().err
 
 
 def test_import_writes_a_run_folder_of_googles_bert(real_data: Path, tmp_path: Path, capsys: Captured) -> None:

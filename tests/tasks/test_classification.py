@@ -118,7 +118,7 @@ def test_a_file_without_rows_and_a_file_that_is_not_utf8_are_refused(tmp_path: P
 
 
 def test_a_missing_folder_and_an_unknown_task_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere: is no folder"):
+    with pytest.raises(DataError, match=r"nowhere: is not a folder"):
         load_task("rte", tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"task 'sentiment': is not one of cola, sst2"):
         load_task("sentiment", tmp_path)

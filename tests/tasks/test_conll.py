@@ -113,7 +113,7 @@ def test_an_unknown_tag_and_two_files_of_a_split_are_refused(tmp_path: Path) -> 
         load_tokens(tmp_path)
     (tmp_path / "dev.jsonl").write_text(json.dumps({"tokens": ["a", "b"], "tags": ["X", "Y"]}))
     assert load_tokens(tmp_path).notes == (
-        "the text of 1 of 1 sentences to score on is also trained on, so their score says little of others",
+        "the text of 1 of 1 sentences to score on is also trained on, so their score says little about others",
     )
     (tmp_path / "valid.conll").write_text("a X\n")
     with pytest.raises(DataError, match=r"holds dev\.jsonl and valid\.conll"):

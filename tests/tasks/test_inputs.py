@@ -186,12 +186,12 @@ def test_sentences_to_tag_are_no_table_and_a_text_that_is_no_conll_says_how_it_i
     for form in ("csv", "tsv", "parquet"):
         with pytest.raises(ConfigError, match=f"format = '{form}': sentences to tag are lines or jsonl"):
             list(read_input(str(tmp_path / "in.csv"), {"task": "tokens"}, form))
-    with pytest.raises(ConfigError, match=r"in\.csv: is a table by its ending, and sentences to tag are lines"):
+    with pytest.raises(ConfigError, match=r"in\.csv: has the ending of a table, and sentences to tag are lines"):
         list(read_input(str(tmp_path / "in.csv"), {"task": "tokens"}))
     (tmp_path / "in.tsv").write_text("Peter\tO\n")
     assert len(list(read_input(str(tmp_path / "in.tsv"), {"task": "tokens", "path": "train.tsv"}))) == 1
     (tmp_path / "in.conll").write_text("Peter came .\nHe saw it too .\n")
-    with pytest.raises(DataError, match=r"in\.conll:2: .* is read as CoNLL, and with --format=lines as a sentence a line"):
+    with pytest.raises(DataError, match=r"in\.conll:2: .* the file is read as CoNLL; --format=lines reads each line as a sentence"):
         list(read_input(str(tmp_path / "in.conll"), {"task": "tokens"}))
 
 

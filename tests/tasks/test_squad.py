@@ -172,7 +172,7 @@ def test_paragraphs_on_both_sides_and_questions_without_text_are_counted(tmp_pat
         "trained on train.json, scored on dev.json",
         "train.json: 1 of 2 questions have no text: b",
         "dev.json: 1 of 3 questions have no text: b",
-        "the paragraph of 2 of 3 questions to score on is also trained on, so their score says little of others",
+        "the paragraph of 2 of 3 questions to score on is also trained on, so their score says little about others",
     )
     assert load_squad(_write(tmp_path / "other.json", other), _write(tmp_path / "asked.json", _squad(("a", [("cat", 4)])))).notes[1:] == ()
 

@@ -69,7 +69,7 @@ def test_files_named_by_split_are_the_splits_and_test_labels_are_optional(tmp_pa
     (tmp_path / "test.jsonl").write_text('{"text": "unlabeled", "id": 7}\n')
     read = load_task("csv", tmp_path)
     assert (len(read.train), len(read.dev), read.is_dev_made) == (200, 3, False)
-    assert read.notes == ("the text of 3 of 3 rows to score on is also trained on, so their score says little of others",)
+    assert read.notes == ("the text of 3 of 3 rows to score on is also trained on, so their score says little about others",)
     assert [(r.id, r.text_a, r.label) for r in read.test] == [("7", "unlabeled", None)]
 
 
@@ -366,7 +366,7 @@ def test_several_classes_of_a_row_are_a_list_a_joined_cell_or_columns(how: str, 
             Columns(),
             r't\.jsonl:1: column \'labels\' is \["x", 3\.5\], not a list of texts',
         ),
-        ("t.csv", 'text,labels\na,"[x"\n', Columns(), r"t\.csv:2: column 'labels' is no JSON list"),
+        ("t.csv", 'text,labels\na,"[x"\n', Columns(), r"t\.csv:2: column 'labels' is not a JSON list"),
         ("t.csv", "text,x,y\na,1,0\nb,2,0\n", Columns(labels="x,y"), r"t\.csv:3: column 'x' is '2', where 0 or 1 says"),
         ("t.csv", "text,x,y\na,1,\n", Columns(labels="x,y"), r"t\.csv:2: column 'y' is empty"),
         ("t.csv", "text,x,y\na,1,0\n", Columns(labels="x,z"), "no 'z', which columns.labels names"),
