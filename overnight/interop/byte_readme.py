@@ -35,7 +35,7 @@ _TRANSFORMER = {
 }
 _BOTH = {
     r"decoder\.\w+": "`decoder.weight`, `decoder.bias` | 256, H; 256 | logits of the next byte",
-    r"label\.\w+": "`label.weight`, `label.bias` | 1, H; 1 | the number that was learned beside the text, from {features} behind the last byte",
+    r"label\.\w+": "`label.weight`, `label.bias` | 1, H; 1 | the number that was learned along with the text, from {features} after the last byte",
 }
 _EQUATIONS = {
     "mlstm": "The gates are W_x x + b + W_h m. c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c); the x of a layer above the first is the h below it.",

@@ -166,7 +166,7 @@ def _scores(run: BertRun) -> Iterator[str]:
         rows.append(f"| masked accuracy at 15 % | {share(score['masked_accuracy'])} |")
     if isinstance(blimp := found.get("blimp"), dict):
         rows.append(f"| BLiMP | {share(blimp['accuracy'])} |")
-    yield "\n".join(["| | |", "|---|---|", *rows]) if rows else "None were measured; `overnight evaluate` does."
+    yield "\n".join(["| | |", "|---|---|", *rows]) if rows else "None were measured; `overnight evaluate` measures them."
 
 
 def _from(result: Mapping[str, Any]) -> str:

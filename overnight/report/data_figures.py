@@ -73,7 +73,7 @@ def _sentences(lengths: Mapping[str, Lengths]) -> Chart:
         {"ticksuffix": " tokens", "showticksuffix": "last"},
         {"ticksuffix": " %"},
     )
-    return Chart("Length of sentences", f"by tokens; the last bar: {_SENTENCES} and more", figure)
+    return Chart("Length of sentences", f"by tokens; the last bar: {_SENTENCES} or more", figure)
 
 
 def _shares(split: str, counts: list[int], total: int, x: list[Any], texts: list[str], widths: list[float]) -> Any:

@@ -49,9 +49,9 @@ def refresh_data_report(folder: Path) -> str:
     if page.exists() and page.stat().st_mtime_ns >= manifest.stat().st_mtime_ns:
         return ""
     try:
-        return f"what was prepared: {write_data_report(folder, page)}"
+        return f"data report: {write_data_report(folder, page)}"
     except UserError as error:  # the shards are good without it, as in a folder that may only be read
-        return f"no report.html of the data: {error}"
+        return f"no data report: {error}"
 
 
 def _page(prepared: Prepared) -> str:
@@ -238,10 +238,10 @@ def _warnings(prepared: Prepared, found: Statistics) -> Iterator[str]:
     """Yield what is worth a look before training."""
     documents, tokens = (prepared.manifest.count("valid", what) for what in ("documents", "tokens"))
     if not documents:
-        yield "No document is for validation, and pretraining needs some to measure on (data.valid_fraction)."
+        yield "No document is in the validation split, and pretraining needs some to measure on (data.valid_fraction)."
     elif documents < LEAST_DOCUMENTS or tokens < LEAST_TOKENS:
         yield (
-            f"Scores on {plural(documents, 'validation document')} of {tokens:,} tokens say little of others: raise data.valid_fraction "
+            f"Scores on {plural(documents, 'validation document')} of {tokens:,} tokens say little about other documents: raise data.valid_fraction "
             f"(at least {LEAST_DOCUMENTS} documents and {LEAST_TOKENS:,} tokens would be better)."
         )
     for split, each in found.splits.items():

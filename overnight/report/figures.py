@@ -292,7 +292,7 @@ def event_text(event: Record) -> str:
     """Return what happened, in words."""
     if event["event"] == "memory" and isinstance(event.get("peak_gb"), int | float):
         size = f"{plural(event['micro_batch_size'], 'sequence')} at once" if isinstance(event.get("micro_batch_size"), int) else ""
-        return f"phase {event.get('phase', '?')} took {event['peak_gb']:.2f} GB at most{f', with {size}' if size else ''}"
+        return f"phase {event.get('phase', '?')} used at most {event['peak_gb']:.2f} GB{f', with {size}' if size else ''}"
     message = str(event.get("message", ""))
     name = event["event"].replace("_", " ")
     return f"{name}: {message}" if message else name

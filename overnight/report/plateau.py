@@ -39,5 +39,5 @@ def plateau_text(found: dict[str, Any]) -> str:
     """Return it in words."""
     loss = f"plateau of a model without context (masked-LM loss {number(found['loss'], 3)})"
     if found["global_step"] is None:
-        return f"The {loss} was not left: so far the network knows little but how frequent tokens are"
+        return f"The {loss} was not left: so far the network knows little more than how frequent each token is"
     return f"The {loss} was left at step {number(found['global_step'], 0)}, after {duration(found['seconds'])}"

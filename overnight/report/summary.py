@@ -17,7 +17,7 @@ from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.task_errors import missing_errors
 from overnight.report.verdict import compare, spread
 
-_UNDEFINED = "no verdict: the rows that are scored have one number, and no correlation with them is defined"
+_UNDEFINED = "no verdict: all scored rows have the same number, so no correlation is defined"
 _CHOSEN = "chosen by the rows that are scored here (select_on: dev): the scores of the network are a little too good"
 _VALIDATION = ("mlm_loss", "mlm_accuracy", "clm_loss", "clm_accuracy", "nsp_loss", "nsp_accuracy", "byte_accuracy")
 
@@ -44,12 +44,12 @@ def summarize_folder(folder: RunFolder) -> dict[str, Any]:
     todo = [row["name"] for row in rows if not row["finished"]]
     notes = list(folder.notes)
     if imported:
-        notes.append("pretrained elsewhere: imported.json says from where")
+        notes.append("pretrained elsewhere: imported.json says where it comes from")
     elif todo:
-        notes.append(f"pretraining is not finished: phase {', '.join(todo)} is to do")
+        notes.append(f"pretraining is not finished: phase {', '.join(todo)} remains")
     if any(record["event"] == "metrics_lost" for record in folder.records["event"]):
         notes.append("metrics.jsonl has lost lines (its event metrics_lost says which): their curves, times and scores are missing here")
-    notes += [*older("evaluated at", folder.evaluation, folder), *older("what the model predicts is of", folder.samples, folder)]
+    notes += [*older("evaluated at", folder.evaluation, folder), *older("the sample predictions are from", folder.samples, folder)]
     notes += [note for task in results for note in (*task["notes"], *missing_errors(folder.path, task["name"]))]
     return {
         "name": folder.name,
@@ -208,7 +208,7 @@ def older(what: str, made: Record, folder: RunFolder) -> list[str]:
     """Return a note where something was made from a checkpoint that is not the newest any more, as after `overnight pretrain --extend`."""
     if folder.checkpoint in ("", of := made.get("checkpoint", "")) or not of:
         return []
-    return [f"{what} {of}, and the newest checkpoint is {folder.checkpoint}: give its command again"]
+    return [f"{what} {of}, and the newest checkpoint is {folder.checkpoint}: run its command again"]
 
 
 def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, random: dict[str, Any] | None) -> list[str]:
@@ -338,4 +338,4 @@ def unit_text(task: dict[str, Any]) -> str:
     """Return what the unit that says most knows alone, in words (medians of the seeds)."""
     best, others = task["best_unit"], task["pretrained"]["others"]
     alone, without = (share(others.get(key)) for key in ("accuracy of the unit alone", "accuracy without it"))
-    return f"{best['of']} {best['number']} says most: {alone} alone ({best['above']} above {best['threshold']:.3g}), {without} without it"
+    return f"{best['of']} {best['number']} is the most informative: {alone} alone ({best['above']} above {best['threshold']:.3g}), {without} without it"

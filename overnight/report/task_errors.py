@@ -65,7 +65,7 @@ def missing_errors(run_dir: Path, task: str) -> list[str]:
     folder = run_dir / "finetune" / task
     if not (folder / "task.json").is_file() or (folder / "errors.json").is_file():
         return []
-    return [f"{folder / 'errors.json'} is missing: where {task} is wrong is not known; predictions.json beside it has the answers"]
+    return [f"{folder / 'errors.json'} is missing, so the errors of {task} are not known; predictions.json beside it has the answers"]
 
 
 def errors_lines(folder: Path) -> list[str]:

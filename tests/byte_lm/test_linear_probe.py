@@ -315,9 +315,9 @@ def test_the_report_and_the_summary_show_the_scores_the_baselines_and_the_unit(f
     assert task["best_unit"]["number"] == 4
     assert task["notes"] == ["mine pretrained: seed 2 not run yet", "mine random init: seed 2 not run yet"]
     text = summary_text(folder)
-    assert "random init" in text and NGRAMS in text and "cell 4 says most: 100.0 % alone (yes above" in text
+    assert "random init" in text and NGRAMS in text and "cell 4 is the most informative: 100.0 % alone (yes above" in text
     page = write_report([folder], folder / "report.html").read_text()
-    assert "random init" in page and "cell 4 says most" in page and page.count('"name":"yes","opacity":0.55') == 1
+    assert "random init" in page and "cell 4 is the most informative" in page and page.count('"name":"yes","opacity":0.55') == 1
 
 
 def test_the_benchmark_of_the_solvers_fits_both_at_every_strength(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

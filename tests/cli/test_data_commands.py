@@ -386,7 +386,7 @@ def test_prepare_and_report_write_the_page(tmp_path: Path, folder: Path, capsys:
         "--data.vocab_size=300",
         "--data.valid_fraction=0.2",
     )
-    for last in (f"what was prepared: {tmp_path / 'data' / 'report.html'}", None):
+    for last in (f"data report: {tmp_path / 'data' / 'report.html'}", None):
         assert call(*command, "--data.workers=1") == 0
         out = capsys.readouterr().out
-        assert out.splitlines()[-1] == last if last else "what was prepared" not in out
+        assert out.splitlines()[-1] == last if last else "data report:" not in out

@@ -95,7 +95,7 @@ def test_a_correlation_with_one_number_is_said_to_be_none_and_gives_no_verdict(
     run = with_task("csv", train, dev=str(dev), random_init_seeds=1)
     said = tune(run)
     assert "every row to score on has score 2.5, so no correlation with them is defined: 0.0 says nothing" in said
-    assert "no verdict: the rows that are scored have one number" in tasks_text(run.run_dir, "mine")
+    assert "no verdict: all scored rows have the same number" in tasks_text(run.run_dir, "mine")
     assert {entry["undefined"] for entry in lines(run) if entry["kind"] == "finetune"} == {True}
     dev.write_text("text_a,text_b,score\na class,an object,2.5\n")
     capsys.readouterr()

@@ -61,7 +61,7 @@ def test_a_folder_of_old_without_drops_or_validation_has_a_page_that_says_so(tmp
     folder = as_of_old(prepared_folder(tmp_path, {"a.jsonl": texts(20)}, valid_fraction=0.0))
     (folder / "drops.json").unlink()
     text = page_of(folder).text
-    assert "No document is for validation" in text and "before it was kept which document is of which source" in text
+    assert "No document is in the validation split" in text and "before the source of each document was recorded" in text
     assert "Nothing." in text
 
 
@@ -152,7 +152,7 @@ def test_dropped_lines_and_masked_data_are_told(tmp_path: Path) -> None:
 
 def test_the_page_is_written_once_for_the_shards_that_are_there(tmp_path: Path) -> None:
     folder = prepared_folder(tmp_path, {"a.jsonl": texts(20)})
-    assert refresh_data_report(folder) == f"what was prepared: {folder / 'report.html'}"
+    assert refresh_data_report(folder) == f"data report: {folder / 'report.html'}"
     assert refresh_data_report(folder) == ""
     save_manifest(folder, dataclasses.replace(load_manifest(folder), cleaning=2))
     assert refresh_data_report(folder)

@@ -193,7 +193,7 @@ def test_events_are_marked_where_they_happened_and_checkpoints_are_counted(tmp_p
     # A saved checkpoint is no mark in the other charts.
     marks = [shape["x0"] for shape in page.figures["Learning rate"]["layout"]["shapes"] if shape["y1"] < 1]
     assert sorted(marks) == [0, 120, 123]
-    assert "3 checkpoints saved; training stood still for 0.8 s" in page.text and "step 50: checkpoint saved" not in page.text
+    assert "3 checkpoints saved; training paused for 0.8 s" in page.text and "step 50: checkpoint saved" not in page.text
     assert "without a step" in page.text
 
 
@@ -241,7 +241,7 @@ def test_the_values_of_a_unit_are_counted_by_class_in_a_figure(tmp_path: Path) -
     }
     line = {"kind": "linear_probe", "name": "mine", "task": "csv", "seed": 0, "init": "pretrained", "rows": 9, **scores, "unit": unit}
     page = Page(write_report([write_run(tmp_path / "run", [*byte_metrics(), line], byte_settings())], tmp_path / "report.html"))
-    (figure,) = (figure for caption, figure in page.figures.items() if caption.startswith("cell 7 says most: 80.0 % alone"))
+    (figure,) = (figure for caption, figure in page.figures.items() if caption.startswith("cell 7 is the most informative: 80.0 % alone"))
     assert [(bars["name"], bars["x"], bars["y"]) for bars in figure["data"]] == [("neg", [0.5, 1.5], [3, 1]), ("pos", [0.5, 1.5], [0, 4])]
 
 

@@ -64,7 +64,7 @@ def test_a_folder_that_was_imported_has_no_phase_that_is_to_do(tmp_path: Path) -
     (folder / "imported.json").write_text("{}")
     page, found = write_report([folder], tmp_path / "page.html").read_text(encoding="utf-8").split("<main>")[1], summarize(folder)
     assert "<h2>Pretraining</h2>" not in page and "<h2>Tasks</h2>" in page and "validation after" not in summary_text(folder)
-    assert found["finished"] and found["notes"] == ["pretrained elsewhere: imported.json says from where"]
+    assert found["finished"] and found["notes"] == ["pretrained elsewhere: imported.json says where it comes from"]
     both = write_report([folder, write_run(tmp_path / "own", metrics())], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h2>Pretraining</h2>" in both and "<th>elsewhere</th>" not in both
 
@@ -99,7 +99,7 @@ def test_what_is_measured_of_memory_is_a_routine_note_and_no_alarm(tmp_path: Pat
     page = page_of(tmp_path / "run", [*metrics(), memory, odd]).split("<h2>Events</h2>")[1]
     alarms, routine = page.split("<details>")
     assert "step 100: spike: the loss rose" in alarms and "memory" not in alarms and "GB" not in alarms
-    assert "1 routine note" in routine and "step 200: phase short took 0.85 GB at most, with 32 sequences at once" in routine
+    assert "1 routine note" in routine and "step 200: phase short used at most 0.85 GB, with 32 sequences at once" in routine
     assert "memory" in ROUTINE and "spike" not in ROUTINE
     assert event_text({"event": "memory"}) == "memory"
 

@@ -70,7 +70,7 @@ def test_an_unfinished_phase_is_named_with_the_steps_done(tmp_path: Path) -> Non
     found = summarize(folder)
     assert found["phases"][1]["finished"] is False
     assert "45 of 50" in summary_text(folder)
-    assert "phase long is to do" in summary_text(folder)
+    assert "phase long remains" in summary_text(folder)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_how_far_a_run_without_lines_is_the_newest_checkpoint_says(phase: str, s
     write_checkpoint(folder, {"progress": {"phase": phase, "step": step}})
     text = summary_text(folder)
     assert [re.split(r" {2,}", line)[1] for line in text.splitlines() if line.startswith(("short ", "long "))] == said
-    assert ("is to do" in text) is any(" of " in steps for steps in said)
+    assert ("remains" in text) is any(" of " in steps for steps in said)
 
 
 def test_how_long_the_phases_of_a_budget_without_lines_are_its_record_says(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_was_made_from_an_older_checkpoint_is_noted(tmp_path: Path) -> None
     assert summarize(folder)["notes"] == []
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/latest").write_text("step-0000250")
-    again = "step-0000200, and the newest checkpoint is step-0000250: give its command again"
+    again = "step-0000200, and the newest checkpoint is step-0000250: run its command again"
     assert summarize(folder)["notes"] == [f"evaluated at {again}", f"docnames was trained from {again}"]
 
 

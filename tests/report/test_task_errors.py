@@ -79,10 +79,10 @@ def test_the_report_says_where_the_errors_of_a_task_are_missing(tmp_path: Path) 
     folder = write_run(tmp_path / "run", [*metrics(), LINE])
     place = _errors(folder)
     (place / "task.json").write_text("{}")
-    assert "is missing: where mine is wrong" not in write_report([folder], tmp_path / "page.html").read_text()
+    assert "is missing, so the errors of mine" not in write_report([folder], tmp_path / "page.html").read_text()
     (place / "errors.json").unlink()
     page = write_report([folder], tmp_path / "page.html").read_text()
-    assert "errors.json is missing: where mine is wrong is not known; predictions.json beside it has the answers" in page
+    assert "errors.json is missing, so the errors of mine are not known; predictions.json beside it has the answers" in page
 
 
 @pytest.mark.parametrize(
