@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,12 @@ def _add_keys(command: argparse.ArgumentParser, keys: Iterable[Setting]) -> None
         if f"--{key}" in command._option_string_actions:
             continue
         choices = kind.split("|") if "|" in kind else ["true", "false"] if kind == "bool" else None
-        command.add_argument(f"--{key}", choices=choices, help=" ".join(text.split()).partition(". ")[0].replace("%", "%%"))
+        command.add_argument(f"--{key}", choices=choices, help=first_sentence(text).replace("%", "%%"))
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a help text on one line, without its period; the one of "et al." ends none."""
+    return re.split(r"(?<!\bal)\. ", " ".join(text.split()), maxsplit=1)[0]
 
 
 def _recipes_and_files(prefix: str, **_: object) -> list[str]:

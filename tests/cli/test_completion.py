@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from overnight import config
+from overnight.cli.completion import first_sentence
 from overnight.cli.main import main
 from tests.conftest import ROOT
 from tests.processes import overnight
@@ -57,6 +58,19 @@ def completions(line: str, folder: Path) -> list[str]:
 )
 def test_what_is_offered(line: str, offered: list[str], tmp_path: Path) -> None:
     assert sorted(completions(f"overnight {line}", tmp_path)) == (offered or [""])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Rate of the head (Clark et al. 2020). 1: all\n    equal.", "Rate of the head (Clark et al. 2020)"),
+        ("The settings of Liu et al. 2019 for this\n    task. Others take precedence.", "The settings of Liu et al. 2019 for this task"),
+        ("One in all. Another.", "One in all"),
+        ("Only one.", "Only one."),
+    ],
+)
+def test_a_help_text_is_cut_after_its_first_sentence_and_not_at_a_citation(text: str, sentence: str) -> None:
+    assert first_sentence(text) == sentence
 
 
 def test_recipes_files_and_run_folders_are_offered_and_a_run_folder_gives_its_keys(tmp_path: Path) -> None:
