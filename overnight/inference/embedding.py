@@ -67,7 +67,7 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
     number = check_embedding(model, pooling, layer)
     for place, text in enumerate(texts, first):
         if not isinstance(text, str) or not is_text(text):
-            raise DataError(f"text {place}: is {'no valid text' if isinstance(text, str) else kind_of(text)}; give strings")
+            raise DataError(f"text {place}: is {'not valid text' if isinstance(text, str) else kind_of(text)}; give strings")
     encoded = encode_examples(model.tokenizer, model.vocabulary, [Example("", text, None, None) for text in texts], model.longest)
     out = np.empty((len(texts), model.network.encoder.word.weight.shape[1]), np.float32)
     for index, batch in model.batches(encoded):

@@ -369,5 +369,5 @@ def test_a_connection_that_is_cut_is_said_and_continued(
     monkeypatch.setattr("overnight.download.patience.random.uniform", lambda low, high: 0.001)
     site.faults[f"/{HOST}/train-v1.1.json"] = [cut(1000)]
     assert main(["download", "squad", "--to", str(tmp_path), "--mirror", site.address, "--retries", "1"]) == 0
-    assert "it ended after 1,000 of 300,000 bytes; again in 1 s (1 of 1)" in capsys.readouterr().out
+    assert "it ended after 1,000 of 300,000 bytes; trying again in 1 s (1 of 1)" in capsys.readouterr().out
     assert Manifest(tmp_path).is_whole("squad/train-v1.1.json", again=True)

@@ -202,7 +202,7 @@ def test_a_busy_server_is_given_the_time_that_it_asks_for(get: Get, site: Site, 
     site.faults[PATH] = [status(429, Retry_After="17"), status(503, Retry_After="Fri, 31 Dec 2027 23:59:59 GMT"), status(503)]
     with pytest.raises(DataError, match=r"answers 503 Service Unavailable, and asks to wait .* h"):
         get()
-    assert 17.0 in pauses.waited and "answers 429 Too Many Requests; again in 17 s (1 of 3)" in said[0]
+    assert 17.0 in pauses.waited and "answers 429 Too Many Requests; trying again in 17 s (1 of 3)" in said[0]
 
 
 def test_pauses_double_and_vary_and_new_bytes_begin_them_again(get: Get, site: Site, pauses: Pauses) -> None:

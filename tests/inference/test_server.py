@@ -38,7 +38,7 @@ def test_unknown_paths_and_methods_are_answered_in_json(port: int) -> None:
         )
     assert ask(port, "/predict") == (405, {"error": "/predict takes POST, not GET"})
     status, answer = ask(port, "/health", {}, "DELETE")
-    assert status == 405 and answer["error"].endswith("not by DELETE") and "GET" in answer["error"]
+    assert status == 405 and answer["error"].endswith("not DELETE") and "GET" in answer["error"]
 
 
 def test_fifty_clients_at_once_have_each_their_own_answers(port: int, trained_run: BertRun) -> None:
