@@ -156,9 +156,7 @@ class Transfer:
                     raise TemporaryError("it cannot be continued and begins anew")
                 have = 0
             if not have and answer.partial:
-                raise DataError(
-                    f"{answer.address}: sends bytes {answer.start} and on, although all were requested; its server cannot be used"
-                )
+                raise DataError(f"{answer.address}: sends bytes {answer.start} and on, not all as requested; its server cannot be used")
             total = self._total(answer)
             self._announced(total)
             self._check_room((total or 0) - have)

@@ -140,7 +140,9 @@ def test_a_checkpoint_of_another_format_version_is_refused_with_both(tmp_path: P
     place = saved(tmp_path, 7)
     tree = json.loads((place / "state.json").read_text())
     (place / "state.json").write_text(json.dumps(tree | {"version": 1}))
-    with pytest.raises(DataError, match="step-0000007 has format version 1, this program reads 2; continue with the one that wrote it"):
+    with pytest.raises(
+        DataError, match="step-0000007 has format version 1, but this program reads 2; continue with the version of overnight that wrote it"
+    ):
         reader.load_checkpoint(tmp_path, network(seed=1))
 
 
@@ -247,7 +249,10 @@ def test_no_changed_bit_of_a_checkpoint_goes_unseen(data: st.DataObject, whole: 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda tree: {**tree, "version": 99}, "step-0000002 has format version 99, this program reads 2; continue with the one"),
+        (
+            lambda tree: {**tree, "version": 99},
+            "step-0000002 has format version 99, but this program reads 2; continue with the version of overnight that wrote it",
+        ),
         (lambda tree: tree["progress"].update(later=1), "progress.later, which this program does not know; continue with the one"),
         (lambda tree: {**tree, "later": 1}, "has later, which this program does not know"),
     ],

@@ -88,7 +88,7 @@ def test_what_standard_input_is_read_from_is_not_written_over_either(tmp_path: P
     argv = [sys.executable, "-m", "overnight", "predict", "mask", "--from", "nothing", "--to", str(texts)]
     with texts.open() as stdin:
         done = subprocess.run(argv, stdin=stdin, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2 and f"--to = {texts}: is a file that is read" in done.stderr
+    assert done.returncode == 2 and f"--to = {texts}: is an input file" in done.stderr
 
 
 @pytest.mark.parametrize(("command", "key"), [("run", "out"), ("pretrain", "out"), ("prepare", "data.dir")])

@@ -25,7 +25,7 @@ def test_a_name_that_yaml_takes_for_something_else_than_text_is_refused(tmp_path
     path = tmp_path / "recipe.yaml"
     path.write_text(f"name: x\n{text}\n")
     said = message(lambda: config.load_run(str(path)))
-    assert said.startswith(f"{key}.{name}: YAML does not take ") and said.endswith("; put it in quotes")
+    assert said.startswith(f"{key}.{name}: YAML does not read ") and said.endswith("; put it in quotes")
 
 
 def test_run_and_data_folders_begin_at_home_where_the_shell_left_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

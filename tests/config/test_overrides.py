@@ -23,7 +23,7 @@ def test_an_override_changes_one_of_several_phases_that_an_alias_of_yaml_makes_a
 def test_a_name_that_yaml_takes_for_a_number_is_refused_as_such_beside_an_override(tmp_path: Path, override: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\nphases: {1: {steps: 3, global_batch_size: 4}}\n")
-    assert "phases.1: YAML does not take 1 for a name" in message(lambda: config.load_run(str(path), [override]))
+    assert "phases.1: YAML does not read 1 as a name" in message(lambda: config.load_run(str(path), [override]))
 
 
 def test_a_task_of_another_network_may_be_added_with_that_network(tmp_path: Path) -> None:

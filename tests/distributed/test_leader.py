@@ -60,7 +60,7 @@ def test_machines_that_do_not_come_end_the_job_after_ten_minutes() -> None:
     job = Job((2, 2))
     assert job.ready(0) == job.orders(599) == []
     ((number, order),) = job.orders(1)
-    assert (number, order["end"]) == (0, 1) and "1 of 2 machines are there" in order["why"]
+    assert (number, order["end"]) == (0, 1) and "1 of 2 machines have joined" in order["why"]
 
 
 def test_enough_machines_wait_ten_seconds_for_more() -> None:

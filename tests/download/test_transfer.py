@@ -122,7 +122,7 @@ def test_a_part_without_etag_is_continued_where_the_checksum_will_tell(get: Get,
 
 
 def test_a_part_that_cannot_be_continued_is_not_said_to_be(get: Get, site: Site) -> None:
-    for published, then in (("", "the same command begins it anew"), (checksum(CONTENT), "is kept and the same command continues")):
+    for published, then in (("", "the same command begins it anew"), (checksum(CONTENT), "is kept, and the same command continues")):
         site.faults[PATH] = [lambda handler, content: nameless(handler, content, 1000)] + [status(503)] * 2
         with pytest.raises(DataError, match=f"3 times; .*{then}"):
             get(checksum=published, retries=2)

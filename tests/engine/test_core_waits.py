@@ -47,7 +47,10 @@ def test_a_thread_that_waits_for_a_quarter_of_the_time_is_said_once(
     clock[0] += 40
     threads({"1": 52.0, "2": 13.0 + 0.6 * 40})
     said = waits.look()
-    assert said.startswith("warning: for 61.0 % of the last 40 s a thread") and "fewer than its 2 threads (compute.threads)" in said
+    assert (
+        said.startswith("warning: for 61.0 % of the last 40 s other programs kept a thread")
+        and "fewer than its 2 threads (compute.threads)" in said
+    )
     clock[0] += 40
     threads({"2": 100.0})
     assert not waits.look() and not CoreWaits(tmp_path).look()

@@ -227,7 +227,7 @@ def test_a_rare_class_is_found_where_it_weighs_more(run: Path, tmp_path: Path, c
         )
         == 2
     )
-    assert "only a task with one class a row has weights" in capsys.readouterr().err
+    assert "only a task with one class per row has class weights" in capsys.readouterr().err
 
 
 def test_the_errors_of_a_task_are_its_confusion_and_its_worst_rows(run: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -284,7 +284,7 @@ ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}, "sliding_
         ({"classifier_activation": "relu"}, r"classifier_activation = 'relu'; only 'gelu'"),
         ({"norm_eps": 1e-6}, r"norm_eps = 1e-06; only 1e-05"),
         ({"classifier_pooling": "max"}, r"classifier_pooling = 'max'; only 'mean' and 'cls'"),
-        ({"mlp_dropout": 0.5}, r"embedding_dropout = 0\.2; only mlp_dropout = 0\.5 again"),
+        ({"mlp_dropout": 0.5}, r"embedding_dropout = 0\.2; only the value of mlp_dropout, 0\.5, can be read"),
         ({"mlp_dropout": "much"}, r"mlp_dropout = 'much': must be a number from 0 to below 1"),
         (
             {"rope_parameters": {**ROPE, "full_attention": {"rope_type": "yarn", "factor": 4.0}}},
