@@ -253,7 +253,10 @@ def test_no_changed_bit_of_a_checkpoint_goes_unseen(data: st.DataObject, whole: 
             lambda tree: {**tree, "version": 99},
             "step-0000002 has format version 99, but this program reads 2; continue with the version of overnight that wrote it",
         ),
-        (lambda tree: tree["progress"].update(later=1), "progress.later, which this program does not know; continue with the one"),
+        (
+            lambda tree: tree["progress"].update(later=1),
+            "progress.later, which this program does not know; continue with the version of overnight that wrote it",
+        ),
         (lambda tree: {**tree, "later": 1}, "has later, which this program does not know"),
     ],
 )
