@@ -49,7 +49,7 @@ def test_a_peer_that_computes_something_else_is_no_peer() -> None:
     (row,) = infer.compared("tiny", right, ["one"])
     assert row.value == pytest.approx(0.1)
     for off in (2e-4, math.nan):
-        with pytest.raises(DataError, match="tiny: peer computes something else"):
+        with pytest.raises(DataError, match="tiny: peer differs from overnight"):
             infer.compared("tiny", right | {"peer": candidate("peer", off)}, ["one"])
 
 

@@ -264,7 +264,7 @@ def test_bytes_of_a_prompt_that_are_no_utf8_are_shown_as_replacement_characters(
     assert capsys.readouterr().out.startswith("caf\xe9 \ufffd and \ufffd")
     assert call("generate", "--from", run_folder, "--prompt", "half \ud800") == 2
     said = capsys.readouterr()
-    assert said.out == "" and "half a surrogate pair" in said.err
+    assert said.out == "" and "half of a surrogate pair" in said.err
 
 
 def test_no_generated_text_steers_a_terminal_and_a_pipe_has_its_bytes(

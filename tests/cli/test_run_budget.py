@@ -112,7 +112,7 @@ def test_another_night_begins_once_though_it_is_over_before_training(
     assert main(["run", str(recipe), "--budget=80s", "--extend"]) == 0
     record = read_record(config.load_run(str(recipe), ["budget=80s"]))
     assert record is not None and record.extended == 1 and record.done is not None and record.done > record.deadline
-    assert "was over at" in capsys.readouterr().out
+    assert "budget 80s: ended at" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])

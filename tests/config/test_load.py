@@ -180,7 +180,7 @@ def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_lines(tmp_path:
         "name: a\nlogging: {log_every: 2}\nphases:\n  short: {steps: 4}\n  long: {steps: 4, steps: 5}\n  short: {steps: 6}\nlogging: {log_every: 3}\n",
     )
     lines = message(lambda: config.load_run(path)).splitlines()
-    assert [line.removeprefix(path).split(" stands")[0] for line in lines] == [":5: 'steps'", ":6: 'short'", ":7: 'logging'"]
+    assert [line.removeprefix(path).split(" is given twice")[0] for line in lines] == [":5: 'steps'", ":6: 'short'", ":7: 'logging'"]
 
 
 def test_a_file_that_is_not_utf8_or_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_corpus_that_lacks_a_file_is_not_replaced_by_one_of_other_source_files
     before = contents(OWN)
     with pytest.raises(
         DataError,
-        match=rf"^data/mine: lacks {lost}, and the source files .*\(now 41 files of .* then 40 of .*\); put back .*\(data\.dir\), or delete",
+        match=rf"^data/mine: lacks {lost}, and the source files .*\(now 41 files of .* before 40 of .*\); put back .*\(data\.dir\), or delete",
     ):
         prepared(".")
     assert contents(OWN) == before

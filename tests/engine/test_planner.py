@@ -332,7 +332,7 @@ def test_a_budget_shorter_than_what_follows_says_the_least_also_when_it_is_over(
         train(run)
     assert not (run.run_dir / "run.yaml").exists()
     clock.now += 700
-    with pytest.raises(ConfigError, match=r"budget = '10m': is too short. 11 min 40 s are over,.*; the least .* is 19 min 00 s"):
+    with pytest.raises(ConfigError, match=r"budget = '10m': is too short. 11 min 40 s have passed,.*; the least .* is 19 min 00 s"):
         train(run)
     write_record(run, dataclasses.replace(record, after={"opinion": 90.0}))
     with pytest.raises(ConfigError, match=r"before any training began; delete .*budget.json"):

@@ -48,7 +48,7 @@ def test_a_clock_that_was_set_back_while_the_run_stood_still_gives_it_no_more_ti
         train(run)
     clock.stop_at, clock.set_forward = -1, -86400.0
     out = train(run)
-    assert re.search(r"was set (24 h 00|23 h 59) min back .* the budget ends at", out), out
+    assert re.search(r"was set (24 h 00|23 h 59) min back: .* the budget ends at", out), out
     assert clock.now == pytest.approx(1050, abs=3), "a second a step, and some between the last look and the stop are not known"
     assert [event["event"] for event in events(run)].count("clock_jumped") == 1
     record = record_of(run)

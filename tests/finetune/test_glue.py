@@ -103,7 +103,7 @@ def test_a_task_that_cannot_be_read_is_left_out_and_the_others_are_tuned(run: Pa
     assert main(words) == 1
     said = capsys.readouterr()
     assert "cola: is left out: " in said.err and "train.tsv:25: 1 tab-separated fields where 4 belong" in said.err
-    assert "1 of 2 tasks could not be fine-tuned: cola; what is wrong is said above" in said.err
+    assert "1 of 2 tasks could not be fine-tuned: cola; the errors are above" in said.err
     rows = said.out.partition("BERT-large")[2].splitlines()
     assert [line.split()[0] for line in rows if line.startswith(("cola ", "stsb "))] == ["stsb"]
     (glue / "CoLA" / "train.tsv").write_text(whole)
