@@ -180,9 +180,9 @@ class Finetune:
     eval_every: PositiveFloat = 1.0
     """Epochs between scorings, with `keep_best` or `patience`."""
     select_on: Literal["train", "dev"] = "train"
-    """Rows by which `keep_best`, `patience` and `search` choose: `train` holds back a part of the training rows, which is not trained on; `dev` uses the rows whose score is reported, so that score is a little too good."""
+    """Rows by which `keep_best`, `patience` and `search` choose: `train` sets aside a part of the training rows, which is not trained on; `dev` uses the rows whose score is reported, so that score is a little too good."""
     select_share: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.1
-    """Share (above 0, below 1) of the training texts that `select_on: train` holds back, stratified by class."""
+    """Share (above 0, below 1) of the training texts that `select_on: train` sets aside, stratified by class."""
     reinit_layers: NonNegativeInt = 0
     """Number of top encoder layers to start from random weights instead of pretrained ones, together with the pooler; may stabilize small tasks (Zhang et al. 2021). 0: none."""
     seq_len: int = 128
