@@ -1,6 +1,6 @@
 """A run belongs to one corpus, and its folder carries what is needed of the prepared data after pretraining.
 
-`RUN/corpus/` holds the vocabulary (`vocab.txt`, `tokenizer.json`), the manifest of the shards, and in `place.json` where they lay.
+`RUN/corpus/` holds the vocabulary (`vocab.txt`, `tokenizer.json`), the manifest of the shards, and in `place.json` where they were.
 """
 
 from __future__ import annotations
@@ -161,15 +161,15 @@ def find_data(run: AnyRun) -> AnyRun:
 
 def _another_corpus(run: Run, folder: Path) -> str:
     place = _place(run)
-    lay = f" The right data was in {place}." if place and place != folder.resolve() else ""
+    earlier = f" The right data was in {place}." if place and place != folder.resolve() else ""
     return (
-        f"{folder} holds other data than the checkpoints in {run.run_dir} were trained on: it was prepared anew since, or is another run's.{lay} "
+        f"{folder} holds other data than the checkpoints in {run.run_dir} were trained on: it was prepared anew since, or is another run's.{earlier} "
         "Name the right data with --data.dir=FOLDER; a run on other data needs a folder of its own (--out=...)"
     )
 
 
 def _place(run: Run) -> Path | None:
-    """Return where the prepared data lay when the run was trained last; None where that is not known."""
+    """Return where the prepared data was when the run was trained last; None where that is not known."""
     path = run.run_dir / "corpus" / "place.json"
     if not path.exists():
         return None

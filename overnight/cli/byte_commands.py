@@ -108,8 +108,8 @@ def _add_generate(add: Add) -> None:
         "--temperature", type=float, default=1.0, metavar="T", help="sampling temperature; 0 always takes the likeliest byte; default 1"
     )
     command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed; the same seed gives the same text; default 0")
-    command.add_argument("--unit", metavar="N", help="unit to hold at --value: number of a cell, from 0, or `best` as in heatmap")
-    command.add_argument("--value", type=float, metavar="V", help="value at which to hold the unit")
+    command.add_argument("--unit", metavar="N", help="cell to hold at --value: its number, from 0, or `best` as in heatmap")
+    command.add_argument("--value", type=float, metavar="V", help="value at which to hold the cell")
 
 
 def _generate(options: argparse.Namespace, overrides: list[str]) -> None:

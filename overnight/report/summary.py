@@ -46,7 +46,7 @@ def summarize_folder(folder: RunFolder) -> dict[str, Any]:
     if imported:
         notes.append("pretrained elsewhere: imported.json says where it comes from")
     elif todo:
-        notes.append(f"pretraining is not finished: phase {', '.join(todo)} remains")
+        notes.append(f"pretraining is not finished; left to train: {', '.join(todo)}")
     if any(record["event"] == "metrics_lost" for record in folder.records["event"]):
         notes.append("metrics.jsonl has lost lines (its event metrics_lost says which): their curves, times and scores are missing here")
     notes += [*older("evaluated at", folder.evaluation, folder), *older("the sample predictions are from", folder.samples, folder)]

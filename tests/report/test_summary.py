@@ -70,7 +70,7 @@ def test_an_unfinished_phase_is_named_with_the_steps_done(tmp_path: Path) -> Non
     found = summarize(folder)
     assert found["phases"][1]["finished"] is False
     assert "45 of 50" in summary_text(folder)
-    assert "phase long remains" in summary_text(folder)
+    assert "left to train: long" in summary_text(folder)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_how_far_a_run_without_lines_is_the_newest_checkpoint_says(phase: str, s
     write_checkpoint(folder, {"progress": {"phase": phase, "step": step}})
     text = summary_text(folder)
     assert [re.split(r" {2,}", line)[1] for line in text.splitlines() if line.startswith(("short ", "long "))] == said
-    assert ("remains" in text) is any(" of " in steps for steps in said)
+    assert ("left to train" in text) is any(" of " in steps for steps in said)
 
 
 def test_how_long_the_phases_of_a_budget_without_lines_are_its_record_says(tmp_path: Path) -> None:
