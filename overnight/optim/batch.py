@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from overnight.machine import why_no_triton
 from overnight.optim import native
-from overnight.optim.offload import chunks
-from overnight.optim.state import has_memory, is_traced, local, state_dtype
+from overnight.optim.checks import check_dense
+from overnight.optim.offload import chunks, offloaded
+from overnight.optim.state import has_memory, is_plain, is_traced, local, state_dtype
 
 # Elements that are stepped together. On a CPU the intermediate results of a bucket should stay in its cache; on a GPU the bound is
 # their memory. Tensors that are sharded are one bucket, so that all their norms take one collective.
@@ -26,7 +27,7 @@ _TRITON_CAPABILITY = (8, 0)
 
 @dataclass
 class Batch:
-    """The tensors of one group that have a gradient and share device, type and sharding (n of them)."""
+    """The tensors of one group, or of several with the same settings, that have a gradient and share device, type and sharding (n of them)."""
 
     group: dict[str, Any]
     shards: Sequence[Any]
@@ -39,6 +40,54 @@ class Batch:
     """This process's parts, in the type of the state; the kernels read any type."""
     norms: Tensor = field(default_factory=lambda: torch.empty(0))
     """|g| of the whole tensors (n)."""
+
+
+def same_settings(a: dict[str, Any], b: dict[str, Any], names: Iterable[str]) -> bool:
+    """Return whether two groups have the same settings, so that their tensors are stepped as those of one."""
+
+    def same(x: Any, y: Any) -> bool:
+        return x is y or (type(x) is type(y) and not isinstance(x, Tensor) and bool(x == y))  # to compare tensors waits for the device
+
+    return offloaded(a) == offloaded(b) and all(same(a.get(name), b.get(name)) for name in names)
+
+
+def make_batches(group: dict[str, Any], tensors: Sequence[tuple[str, Tensor]]) -> list[Batch]:
+    """Return the batches of a group, or of several with the same settings.
+
+    What a step takes of Python are a few questions to each tensor: none is asked twice.
+
+    Args:
+        group: settings.
+        tensors: names and parameters; those without a gradient or without elements are left out.
+
+    Raises:
+        RuntimeError: for a sparse gradient.
+    """
+    found: dict[Any, Batch] = {}
+    lists, last, usual = by_lists(group), None, Batch(group, (), "lists")
+    for name, p in tensors:
+        grad: Any = p.grad
+        if grad is None or p.numel() == 0:
+            continue
+        check_dense(name, grad)
+        x, g, mesh, placements = p, grad, None, ()
+        if not (is_plain(p) and is_plain(grad)):
+            mesh, placements = getattr(p, "device_mesh", None), getattr(p, "placements", ())
+            if placements != getattr(grad, "placements", ()):
+                grad = grad.redistribute(mesh, placements)
+            x, g = local(p), local(grad)
+        device, dtype = p.device, p.dtype
+        kind = device, dtype, g.dtype, mesh, placements
+        if kind != last:  # to look up a batch takes longer than to compare
+            backend = "lists" if lists else fastest(device, dtype, group["fused"], sharded=mesh is not None)
+            last, usual = kind, found.setdefault((kind, backend), Batch(group, groups_of(p), backend))
+        batch = usual
+        if usual.backend != "lists" and not in_memory(x, g):
+            batch = found.setdefault((kind, "lists"), Batch(group, usual.shards, "lists"))
+        batch.names.append(name)
+        batch.params.append(p)
+        batch.grads.append(g.contiguous() if batch.backend == "kernels" else g.to(state_dtype(p)))
+    return [batch for batch in found.values() if batch.params]
 
 
 def split(batch: Batch) -> list[Batch]:
@@ -64,7 +113,9 @@ def backend_of(p: Tensor, grad: Tensor, group: dict[str, Any]) -> str:
     Args:
         group: `fused` True asks for the first two and False for lists; None takes what is there, unless `foreach` says how.
     """
-    return "lists" if by_lists(group) else fastest(p, grad, group["fused"])
+    if by_lists(group) or not in_memory(local(p), local(grad)):
+        return "lists"
+    return fastest(p.device, p.dtype, group["fused"], sharded=hasattr(p, "device_mesh"))
 
 
 def by_lists(group: dict[str, Any]) -> bool:
@@ -73,20 +124,24 @@ def by_lists(group: dict[str, Any]) -> bool:
     return fused is False or (fused is None and group["foreach"] is not None) or is_traced()
 
 
-def fastest(p: Tensor, grad: Tensor, fused: bool | None) -> str:
-    """Return what steps a tensor of a group that is not stepped by lists; arguments as in :func:`backend_of`."""
-    x, g = local(p), local(grad)
-    # What lies in memory must be the numbers: not their negatives, as of the imaginary part of a conjugate, nor nothing, as of a zero
-    # that autograd did not write out.
-    if not (has_memory(x) and has_memory(g)) or not x.is_contiguous() or g.is_neg() or g._is_zerotensor():
+def in_memory(x: Tensor, g: Tensor) -> bool:
+    """Return whether this process's parts of a tensor and its gradient can be read from their addresses; on a GPU a gradient is made contiguous.
+
+    What lies in memory must be the numbers: not their negatives, as of the imaginary part of a conjugate, nor nothing, as of a zero that
+    autograd did not write out.
+    """
+    if not (has_memory(x) and has_memory(g) and x.is_contiguous()):
+        return False
+    return (g.is_contiguous() or g.is_cuda) and not g.is_neg() and not g._is_zerotensor()
+
+
+def fastest(device: torch.device, dtype: torch.dtype, fused: bool | None, *, sharded: bool) -> str:
+    """Return what steps tensors that are :func:`in_memory`, of a group that is not stepped by lists; `fused` as in :func:`backend_of`."""
+    cpu = device.type == "cpu"
+    takes = not sharded if cpu else device.type == "cuda" and dtype != torch.float64
+    if not takes or (fused is None and why_lists(device)):
         return "lists"
-    if p.device.type == "cpu":
-        takes = not hasattr(p, "device_mesh") and grad.is_contiguous()
-    else:
-        takes = p.device.type == "cuda" and state_dtype(p) == torch.float32
-    if not takes or (fused is None and why_lists(p.device)):
-        return "lists"
-    return "native" if p.device.type == "cpu" else "kernels"
+    return "native" if cpu else "kernels"
 
 
 @functools.cache

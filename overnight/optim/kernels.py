@@ -76,10 +76,9 @@ def step(
         RuntimeError: while a CUDA graph is captured, before a first step.
     """
     group, where, n = batch.group, _layout(xs), len(xs)
-    one = torch.ones(n, dtype=torch.float64, device=xs[0].device)
-    s = type(scalars)(*(one * v for v in scalars))
+    s = type(scalars)(*(_for_each(v, n, xs[0].device) for v in scalars))
     tensors = [_addresses(parts) for parts in (xs, batch.grads, *moments)]
-    copied = _addresses(copies or xs)
+    copied = _addresses(copies) if copies else tensors[0]
     kinds = {"GRAD": _TYPES[batch.grads[0].dtype], "COPY": _TYPES[copies[0].dtype] if copies else None}
     if kind == "lars":
         _, trust = step_sizes(s, None, group)
@@ -126,13 +125,18 @@ def _launch(kernel: Any, where: Layout, *args: Any, **flags: Any) -> None:
             kernel[(len(where.chunks),)](where.chunks, where.sizes, *args, **flags, **_OPTIONS)
 
 
+def _for_each(value: Tensor | float, n: int, device: torch.device) -> Tensor:
+    """Return a value for each of n tensors (n), float64."""
+    return value.double().expand(n) if isinstance(value, Tensor) else torch.full((n,), value, dtype=torch.float64, device=device)
+
+
 def _rows(columns: Sequence[Tensor]) -> Tensor:
     """Return the values of each tensor beside each other (n, K), fp32."""
     return torch.stack(tuple(columns), 1).float()
 
 
 def _layout(xs: list[Tensor]) -> Layout:
-    where = _make_layout(tuple(x.numel() for x in xs), xs[0].device)
+    where = _make_layout(tuple(map(Tensor.numel, xs)), xs[0].device)
     if _capturing(xs[0].device):
         _captured.append(where)
     return where
@@ -152,7 +156,7 @@ def _make_layout(sizes: tuple[int, ...], device: torch.device) -> Layout:
 
 def _addresses(xs: list[Tensor]) -> Tensor:
     """Return where n tensors are (n)."""
-    key = xs[0].device, tuple(x.data_ptr() for x in xs)
+    key = xs[0].device, tuple(map(Tensor.data_ptr, xs))
     if _capturing(key[0]):
         if key not in _tables:
             # Into the graph itself, as arguments of its kernels: from the host it would be read again at each replay.

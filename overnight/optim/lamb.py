@@ -149,7 +149,7 @@ class Lamb(Layerwise):
         """Return the values of a step.
 
         Args:
-            t: steps of each tensor, this one included (n).
+            t: steps of each tensor, this one included, at least 1 (n).
             live: 1, and 0 for a tensor that is left alone (n).
             norms: |g| (n).
             scale: of the gradient.
@@ -178,7 +178,7 @@ def decay(beta: float, t: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         beta: decay.
-        t: steps.
+        t: steps, at least 1.
         live: 1, and 0 for a tensor that is left alone.
     """
-    return (1 - beta) * live, 1 / (1 - beta ** t.clamp(min=1))
+    return (1 - beta) * live, (1 - beta**t).reciprocal()

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, ClassVar
 
 import torch
@@ -19,16 +20,17 @@ from torch import Tensor
 
 from overnight.errors import first_names
 from overnight.optim import native
-from overnight.optim.batch import Batch, buckets, by_lists, fastest, groups_of, split
-from overnight.optim.checks import BOUND, NO_MATRIX, Rule, check_dense, check_setting, check_settings, check_tensors
+from overnight.optim.batch import Batch, buckets, groups_of, make_batches, same_settings, split
+from overnight.optim.checks import BOUND, NO_MATRIX, Rule, check_setting, check_settings, check_tensors
 from overnight.optim.offload import offloaded, on_device
 from overnight.optim.state import (
     check,
     fit,
-    is_plain,
+    fits,
     laid_out,
     load,
     local,
+    local_parts,
     named,
     real_numbers,
     same_counts,
@@ -167,43 +169,30 @@ class Layerwise(torch.optim.Optimizer, ABC):
         self._stats.ratios = []
         if not batches:
             return loss
-        for batch in batches:
-            batch.norms = norms_of(batch, batch.grads)
+        _measure(batches)
         device = batches[0].norms.device
         self._stats.grad_norm = grad_norm = total_norm(torch.cat([batch.norms.to(device) for batch in batches]))
         if self.check_finite:
             self._refuse_non_finite(batches, grad_norm)
-        clip = None if self.max_grad_norm is None else 1 / torch.clamp(grad_norm / self.max_grad_norm, min=1.0)
+        clip = None if self.max_grad_norm is None else torch.clamp(grad_norm / self.max_grad_norm, min=1.0).reciprocal()
         for batch in batches:
             with on_device(self.state, batch.params) if offloaded(batch.group) else nullcontext():
                 self._step(batch, clip)
         return loss
 
     def _gather(self) -> list[Batch]:
-        batches: dict[Any, Batch] = {}
-        for number, (group, tensors) in enumerate(zip(self.param_groups, named(self.param_groups), strict=True)):
+        alike: list[tuple[dict[str, Any], list[tuple[str, Tensor]]]] = []
+        for group, tensors in zip(self.param_groups, named(self.param_groups), strict=True):
             if not isinstance(group["lr"], Tensor) and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(f"lr = {group['lr']}: a captured graph would use this number for ever; give a tensor on the device")
-            lists = by_lists(group)
-            for name, p in tensors:
-                if p.grad is None or p.numel() == 0:
-                    continue
-                check_dense(name, p.grad)
-                grad: Any = p.grad
-                mesh, placements = None, ()
-                if not (is_plain(p) and is_plain(grad)):
-                    mesh, placements = getattr(p, "device_mesh", None), getattr(p, "placements", ())
-                    if placements != getattr(grad, "placements", ()):
-                        grad = grad.redistribute(mesh, placements)
-                backend = "lists" if lists else fastest(p, grad, group["fused"])
-                key = (number, p.device, p.dtype, grad.dtype, mesh, placements, backend)
-                if key not in batches:
-                    batches[key] = Batch(group, groups_of(p), backend)
-                batch = batches[key]
-                batch.names.append(name)
-                batch.params.append(p)
-                batch.grads.append(local(grad).contiguous() if backend == "kernels" else local(grad).to(state_dtype(p)))
-        return [part for batch in batches.values() for part in (split(batch) if offloaded(batch.group) else [batch])]
+            for first, more in alike:
+                if same_settings(first, group, self.defaults):
+                    more += tensors
+                    break
+            else:
+                alike.append((group, tensors))
+        batches = [batch for group, tensors in alike for batch in make_batches(group, tensors)]
+        return [part for batch in batches for part in (split(batch) if offloaded(batch.group) else [batch])]
 
     def _refuse_non_finite(self, batches: list[Batch], grad_norm: Tensor) -> None:
         if torch.isfinite(grad_norm):
@@ -226,22 +215,23 @@ class Layerwise(torch.optim.Optimizer, ABC):
         """Take one step of the tensors of a batch."""
         group = batch.group
         states = [self.state[p] for p in batch.params]
-        for p, state in zip(batch.params, states, strict=True):
-            fit(state, p, self.moments)
-        moments = [[local(state[name]) for state in states] for name in self.moments]
-        xs = [local(state.get("master", p)) for p, state in zip(batch.params, states, strict=True)]
+        if not fits(states, batch.params, self.moments):
+            for p, state in zip(batch.params, states, strict=True):
+                fit(state, p, self.moments)
+        moments = [local_parts([state[name] for state in states]) for name in self.moments]
+        xs = local_parts([state["master"] for state in states] if "master" in states[0] else batch.params)
         # Scalars are made in float64: 1 - 0.999^t has few digits in float32.
-        norms = batch.norms.double()
-        live = (norms != 0).double() if group["skip_zero_grad"] else torch.ones_like(norms)
+        live = (batch.norms != 0).double() if group["skip_zero_grad"] else torch.ones_like(batch.norms, dtype=torch.float64)
         steps = self._counted(states, live)
         scale: Tensor | float = -1.0 if group["maximize"] else 1.0
         if clip is not None:
-            scale = scale * clip.to(norms.device)
-        scalars = self.scalars(group, steps.double(), live, norms, scale, lambda: norms_of(batch, xs))
+            scale = scale * clip.to(live.device)
+        t = steps.double().clamp(min=1)
+        scalars = self.scalars(group, t, live, batch.norms.double(), scale, lambda: norms_of(batch, xs))
         apply = {"native": self._apply_native, "kernels": self._apply_kernels}.get(batch.backend, self._apply)
         self._stats.ratios.append((batch.params, apply(batch, xs, moments, scalars)))
         if "master" in states[0] and batch.backend != "kernels":
-            torch._foreach_copy_([local(p) for p in batch.params], xs)
+            torch._foreach_copy_(local_parts(batch.params), xs)
         if batch.backend != "lists":  # which autograd sees: a graph that kept the old values must not go back through the new ones
             torch.autograd.graph.increment_version(batch.params)
 
@@ -251,20 +241,20 @@ class Layerwise(torch.optim.Optimizer, ABC):
         Those of a batch are views of one tensor, so that adding to them takes one kernel of a GPU instead of one for each.
         """
         steps = [state["step"] for state in states]
-        amount = live.to(steps[0].dtype)
         if torch.compiler.is_compiling():
-            torch._foreach_add_(steps, amount.unbind())
+            torch._foreach_add_(steps, live.to(steps[0].dtype).unbind())
             return torch.stack(steps)
-        together, views = self._counts.get(id(steps[0]), (amount, []))
-        if len(views) != len(steps) or any(view is not step for view, step in zip(views, steps, strict=True)):
-            together = torch.stack(steps) + 0 * amount  # of its kind: a wrapper of two tensors would be added twice to a plain one
+        together, views = self._counts.get(id(steps[0]), (live, []))
+        if len(views) != len(steps) or not all(map(is_, views, steps)):
+            # Of the kind of `live`: a wrapper of two tensors would be added twice to a plain one.
+            together = torch.stack(steps) + 0 * live.to(steps[0].dtype)
             views = list(together.unbind())
             for state, view in zip(states, views, strict=True):
                 state["step"] = view
             if len(self._counts) >= _COUNTS:  # of batches that are no more
                 self._counts = {}
             self._counts[id(views[0])] = together, views
-        together.add_(amount)
+        together.add_(live)
         return together
 
     def _apply(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
@@ -292,7 +282,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         """Apply them by kernels.py, which writes 16-bit parameters too."""
         from overnight.optim import kernels
 
-        copies = [local(p) for p in batch.params if p.dtype != xs[0].dtype]
+        copies = local_parts(batch.params) if batch.params[0].dtype != xs[0].dtype else []
         return kernels.step(type(self).update_direction.__name__, batch, xs, copies, moments, scalars, type(self).step_sizes)
 
     # The equations, which each optimizer has to give; native.c and kernels.py have them again.
@@ -350,6 +340,18 @@ class Layerwise(torch.optim.Optimizer, ABC):
             if group.get("optimizer") != kind:
                 raise ValueError(f"this is not the state of {kind} but of {group.get('optimizer', 'another optimizer')}")
             check(state, p, name, ("step", *self.moments), kind)
+
+
+def _measure(batches: list[Batch]) -> None:
+    """Measure the gradients of batches; those that are alike together, since a call takes the host of a GPU as long as many tensors do."""
+    alike: dict[Any, list[Batch]] = {}
+    for batch in batches:
+        grad = batch.grads[0]
+        alike.setdefault((batch.backend, grad.device, grad.dtype, *batch.shards), []).append(batch)
+    for these in alike.values():
+        norms = norms_of(these[0], [grad for batch in these for grad in batch.grads])
+        for batch, part in zip(these, norms.split([len(batch.grads) for batch in these]), strict=True):
+            batch.norms = part
 
 
 def norms_of(batch: Batch, parts: list[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ def local(x: Tensor) -> Tensor:
         return x
     part: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return part
+
+
+def local_parts(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Return this process's parts of sharded tensors, and other tensors as they are."""
+    return list(xs) if set(map(type, xs)) <= set(_PLAIN) else [local(x) for x in xs]
 
 
 def has_memory(x: Tensor) -> bool:
@@ -69,6 +75,19 @@ def summed(x: Tensor) -> Tensor:
     return total
 
 
+def fits(states: Sequence[dict[str, Any]], params: Sequence[Tensor], moments: Sequence[str]) -> bool:
+    """Return whether :func:`fit` has nothing to do for parameters of one type; for many it takes Python less time to ask than to do it.
+
+    False also for some that do fit, where they are not contiguous.
+    """
+    kind = state_dtype(params[0])
+    names = [*moments] if params[0].dtype == kind else [*moments, "master"]
+    if set(map(len, states)) != {1 + len(names)}:  # with the step
+        return False
+    tensors = local_parts([state[name] for name in names for state in states])
+    return set(map(attrgetter("dtype"), tensors)) == {kind} and all(map(Tensor.is_contiguous, tensors))
+
+
 def fit(state: dict[str, Any], p: Tensor, moments: Sequence[str]) -> None:
     """Make the state of a parameter, or make what there is fit a parameter that has changed its type or memory format since.
 
@@ -87,8 +106,9 @@ def fit(state: dict[str, Any], p: Tensor, moments: Sequence[str]) -> None:
         state.pop("master", None)
     elif "master" not in state:
         state["master"] = p.detach().to(kind)
+    contiguous = local(p).is_contiguous()
     for name, value in state.items():
-        if name != "step" and (value.dtype != kind or (local(p).is_contiguous() and not local(value).is_contiguous())):
+        if name != "step" and (value.dtype != kind or (contiguous and not local(value).is_contiguous())):
             state[name] = laid_out(value, p)
 
 

@@ -126,4 +126,4 @@ def _each(other: Tensors | Tensor | float) -> Any:
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:
     """Return a/b, and 1 where either is 0 (any shape)."""
-    return torch.where((a > 0) & (b > 0), a / b, torch.ones_like(a))
+    return torch.where(torch.minimum(a, b) > 0, a / b, 1.0)

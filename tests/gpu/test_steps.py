@@ -23,16 +23,16 @@ ATTENTION = {
     "modernbert fp32": PADDED,
     "causal fp32": PADDED,
 }
-# Groups of tensors of a network: matrices, embeddings, vectors; a byte network's are three as well.
-GROUPS = 3
+# Of a network, also one of bytes: matrices and embeddings have the same settings, vectors others.
+BATCHES = 2
 STEPPED = {
-    "lamb": {"_square": GROUPS, "_total": GROUPS + 2, "_move_moments": GROUPS, "_move": GROUPS},
-    "lans": {"_square": GROUPS, "_total": GROUPS + 2, "_move_moments": GROUPS, "_move": GROUPS},
-    "lars": {"_square": GROUPS + 2, "_total": GROUPS + 2, "_lars": GROUPS},
+    "lamb": {"_square": 1, "_total": 2, "_move_moments": BATCHES, "_move": BATCHES},
+    "lans": {"_square": 1, "_total": 2, "_move_moments": BATCHES, "_move": BATCHES},
+    "lars": {"_square": 2, "_total": 2, "_lars": BATCHES},
     "adamw": {},
     "muon": {},
 }
-"""Launches of the optimizer in a step: the norms of the gradients of each group, and where there is a trust ratio (not of vectors) two more."""
+"""Launches of the optimizer in a step: the norms of all gradients at once, and those that a trust ratio takes (not of vectors)."""
 NORMS = {"_foreach_norm.Scalar", "_foreach_add_.Scalar"}
 LISTS = {
     "adamw": {*NORMS, "_fused_adamw_"},
