@@ -77,7 +77,7 @@ def measure(model: str, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print a table, write the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", default=["bert-base"], metavar="MODEL", help=f"of {', '.join(MODELS)}; default bert-base")
     parser.add_argument("--rounds", type=int, default=1000, help="steps of each optimizer (default 1,000)")
     parser.add_argument("--machine", default=f"cpu{os.cpu_count()}", help="word for the machine in the name of the results folder")

@@ -109,7 +109,7 @@ class Processes:
         # ends them instead. It must not interrupt the wait: Python would take the thread of the pool for ended, and its processes would wait for ever.
         if self._pool is not None:
             with note_signals(self._kill):
-                self._pool.shutdown(wait=True, cancel_futures=True)
+                _shut_down(self._pool)
 
     def width(self) -> int:
         """Return the number of processes."""
@@ -159,6 +159,22 @@ class Processes:
     def _kill(self) -> None:
         for process in list((getattr(self._pool, "_processes", None) or {}).values()):
             process.kill()
+
+
+def _shut_down(pool: ProcessPoolExecutor) -> None:
+    """Wait for the tasks of a pool that run, and for its processes.
+
+    Another thread does, since a signal need not wake the main one from a lock: not where the system gives it to another thread, nor in the
+    moment in which the wait begins.
+    """
+    waits = threading.Thread(target=pool.shutdown, kwargs={"wait": True, "cancel_futures": True})
+    try:
+        waits.start()
+    except RuntimeError:  # no more threads are allowed
+        pool.shutdown(wait=True, cancel_futures=True)
+        return
+    while waits.is_alive():
+        waits.join(0.1)
 
 
 def _killed() -> UserError:

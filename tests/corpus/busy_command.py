@@ -1,9 +1,14 @@
-"""A program whose workers are in a task until a file appears: `python -m tests.corpus.busy_command FOLDER`."""
+"""A program whose workers are in a task until a file appears: `python -m tests.corpus.busy_command FOLDER [thread]`.
+
+With `thread`, a thread of it gets a Ctrl-C while the main one waits for the workers, as when the system gives a signal to another thread.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -24,12 +29,20 @@ def work(folder: str) -> None:
         time.sleep(0.01)
 
 
+def interrupt() -> None:
+    """Get a Ctrl-C in this thread, once the main one waits."""
+    time.sleep(0.5)
+    signal.raise_signal(signal.SIGINT)
+
+
 def main() -> None:
     """Run it as a command of the program."""
-    folder, shutdown = sys.argv[1], ProcessPoolExecutor.shutdown
+    (folder, *more_words), shutdown = sys.argv[1:], ProcessPoolExecutor.shutdown
 
     def told(pool: ProcessPoolExecutor, *arguments: Any, **more: Any) -> None:
         print(WAITS, end="", flush=True)
+        if more_words:
+            threading.Thread(target=interrupt).start()
         shutdown(pool, *arguments, **more)
 
     ProcessPoolExecutor.shutdown = told  # type: ignore[method-assign]

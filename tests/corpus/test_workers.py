@@ -246,9 +246,9 @@ def test_signals_are_held_only_where_a_process_starts(monkeypatch: pytest.Monkey
 
 
 @contextlib.contextmanager
-def _busy_command(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def _busy_command(folder: Path, *more_words: str) -> Iterator[subprocess.Popen[str]]:
     """Start a program in a session of its own, and wait until its workers are in their tasks."""
-    words = [sys.executable, "-m", "tests.corpus.busy_command", str(folder)]
+    words = [sys.executable, "-m", "tests.corpus.busy_command", str(folder), *more_words]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(words, cwd=ROOT, start_new_session=True, text=True, **both) as process:
         try:
@@ -285,6 +285,14 @@ def test_a_second_signal_changes_nothing_but_ctrl_c_which_ends_the_tasks(
         output, _ = process.communicate(timeout=HANG)
         assert (process.returncode, output) == (code, f"\novernight: {said}; the same command begins anew\n")
         assert not any(map(psutil.pid_exists, _pids(tmp_path)))
+
+
+def test_a_second_ctrl_c_that_another_thread_takes_ends_the_tasks_too(tmp_path: Path) -> None:
+    """It does not wake the thread that waits; neither does one that comes in the moment in which the wait begins."""
+    with _busy_command(tmp_path, "thread") as process:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=HANG)
+        assert (process.returncode, output) == (130, f"{WAITS}\novernight: interrupted; the same command begins anew\n")
 
 
 def test_a_terminal_that_closes_stops_a_command_with_workers_in_one_line(tmp_path: Path) -> None:
