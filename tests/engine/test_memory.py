@@ -17,7 +17,7 @@ from overnight.config import Run
 from overnight.console import Line
 from overnight.engine import loop, memory
 from overnight.engine.memory import OutOfMemory, is_out_of_memory, memory_budget, peak_gb, reset_peak
-from overnight.engine.micro_batch import BatchSizeFinder
+from overnight.engine.micro_batch_trials import BatchSizeFinder
 from overnight.engine.pretrain import pretrain
 from overnight.errors import DataError
 from overnight.models import vocabulary_loss
@@ -244,7 +244,7 @@ def test_an_automatic_micro_batch_is_the_one_that_could_have_been_given(
 def test_an_automatic_micro_batch_is_the_usual_one_where_the_system_does_not_tell_memory(
     tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overnight.engine.micro_batch.reset_peak", lambda device: False)
+    monkeypatch.setattr("overnight.engine.micro_batch_trials.reset_peak", lambda device: False)
     monkeypatch.setattr(BatchSizeFinder, "measure", lambda self, count: pytest.fail("a trial"))
     run = tiny(**{"phases.short.micro_batch_size": 0}, out=str(tmp_path / "open"))
     assert "micro-batch 8, the usual one: none was tried, since this system does not report a process's memory" in finish(run)

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from overnight.batches.batch_size import micro_batch_sizes
 from overnight.config import BertPhase, ModernBertConfig
 from overnight.distributed.world import World
-from overnight.engine import micro_batch
+from overnight.engine import micro_batch_trials
 from overnight.engine.memory import MemoryBudget, OutOfMemory
-from overnight.engine.micro_batch import Trial, expected, search
+from overnight.engine.micro_batch_trials import Trial, expected, search
 from overnight.errors import UserError
 from tests.distributed.test_parallel import Runs, newest
 
@@ -45,9 +45,9 @@ def test_the_largest_that_fits_is_found_and_none_far_over_the_limit_is_tried(bas
     fitting = [count for count in choices if base + slope * count <= limit]
     if not fitting:
         with pytest.raises(OutOfMemory, match=r"the smallest micro-batch, 1, does not fit .*memory\.activation_checkpointing"):
-            search(choices, line(base, slope, tried), MemoryBudget(base, limit, limit), by_speed=False)
+            search(choices, line(base, slope, tried), MemoryBudget(base, limit, limit))
         return
-    found, _ = search(choices, line(base, slope, tried), MemoryBudget(base, limit, limit), by_speed=False)
+    found, _ = search(choices, line(base, slope, tried), MemoryBudget(base, limit, limit))
     assert found == fitting[-1]
     # Two small trials tell the line; no other is made in vain.
     assert [count for count in tried if base + slope * count > limit and count > 4] == []
@@ -58,7 +58,7 @@ def test_what_finds_no_memory_is_passed_over(base: int, slope: int, share: int, 
     choices = micro_batch_sizes(BertPhase(1, share))
     fitting = [count for count in choices if base + slope * count <= limit and count <= most]
     if fitting:
-        found, _ = search(choices, line(base, slope, [], most), MemoryBudget(base, limit, limit), by_speed=False)
+        found, _ = search(choices, line(base, slope, [], most), MemoryBudget(base, limit, limit))
         assert found == fitting[-1]
 
 
@@ -68,9 +68,9 @@ def test_it_may_begin_anywhere(base: int, slope: int, share: int, limit: int, mo
     fitting = [count for count in choices if base + slope * count <= limit and count <= most]
     if not fitting:
         with pytest.raises(OutOfMemory, match="the smallest micro-batch, 1, does not fit"):
-            search(choices, line(base, slope, tried, most), MemoryBudget(base, limit, limit), by_speed=False, first=first)
+            search(choices, line(base, slope, tried, most), MemoryBudget(base, limit, limit), first=first)
         return
-    found, trials = search(choices, line(base, slope, tried, most), MemoryBudget(base, limit, limit), by_speed=False, first=first)
+    found, trials = search(choices, line(base, slope, tried, most), MemoryBudget(base, limit, limit), first=first)
     assert found == fitting[-1] == trials[-1].micro_batch and len(set(tried)) == len(tried)
 
 
@@ -88,11 +88,11 @@ def test_processes_with_unlike_memory_try_the_same_and_find_the_same(firsts: tup
     def process(rank: int) -> tuple[int, list[int]]:
         tried: list[int] = []
         space, world = MemoryBudget(0, limits[rank], limits[rank]), World(rank, size=2)
-        found, _ = search(micro_batch_sizes(BertPhase(1, 4096)), line(0, 1, tried), space, False, world, firsts[rank])
+        found, _ = search(micro_batch_sizes(BertPhase(1, 4096)), line(0, 1, tried), space, None, world, firsts[rank])
         return found, tried
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        patch.setattr(micro_batch, "all_reduce_max", greatest)
+        patch.setattr(micro_batch_trials, "all_reduce_max", greatest)
         one, other = pool.map(process, (0, 1))
     assert one == other and one[0] <= min(limits)
 
@@ -100,7 +100,7 @@ def test_processes_with_unlike_memory_try_the_same_and_find_the_same(firsts: tup
 def test_begun_high_a_whole_batch_is_one_trial_and_what_does_not_fit_is_halved() -> None:
     for share, most, wanted in ((256, 300, [256]), (1024, 2000, [256, 512, 1024]), (256, 60, [256, 128, 64, 32]), (96, 300, [96])):
         tried: list[int] = []
-        search(micro_batch_sizes(BertPhase(1, share)), line(0, 1, tried, most), MemoryBudget(0, 9999, 9999), by_speed=False, first=256)
+        search(micro_batch_sizes(BertPhase(1, share)), line(0, 1, tried, most), MemoryBudget(0, 9999, 9999), first=256)
         assert tried == wanted
 
 
@@ -111,11 +111,11 @@ def test_begun_high_a_whole_batch_is_one_trial_and_what_does_not_fit_is_halved()
 def test_trials_begin_high_only_on_a_gpu_that_compiles(
     device: str, compiled: bool, sharded: bool, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(micro_batch, "compiles_layers", lambda run, device: compiled)
-    monkeypatch.setattr(micro_batch, "memory_budget", lambda device: SimpleNamespace(limit=16e9))
+    monkeypatch.setattr(micro_batch_trials, "compiles_layers", lambda run, device: compiled)
+    monkeypatch.setattr(micro_batch_trials, "memory_budget", lambda device: SimpleNamespace(limit=16e9))
     objective = SimpleNamespace(**{"set_requires_gradient_sync": None} if sharded else {})
     run, samples = SimpleNamespace(model=None), SimpleNamespace(phase=BertPhase(1, 1024))
-    finder: Any = micro_batch.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]
+    finder: Any = micro_batch_trials.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]
     finder = dataclasses.replace(
         finder, run=run, samples=samples, objective=objective, dtype=torch.bfloat16, world=World(device=torch.device(device))
     )
@@ -125,12 +125,12 @@ def test_trials_begin_high_only_on_a_gpu_that_compiles(
 def test_the_more_memory_a_gpu_has_the_higher_trials_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     run = SimpleNamespace(model=ModernBertConfig(num_layers=12, hidden_size=768, num_heads=12))
     samples, world = SimpleNamespace(phase=BertPhase(1, 1 << 20)), World(device=torch.device("cuda"))
-    finder: Any = micro_batch.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]
+    finder: Any = micro_batch_trials.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]
     finder = dataclasses.replace(finder, run=run, samples=samples, dtype=torch.bfloat16, world=world)
-    monkeypatch.setattr(micro_batch, "compiles_layers", lambda run, device: True)
+    monkeypatch.setattr(micro_batch_trials, "compiles_layers", lambda run, device: True)
     found = []
     for memory in (40e9, 80e9, 160e9):
-        monkeypatch.setattr(micro_batch, "memory_budget", lambda device, memory=memory: SimpleNamespace(limit=memory))
+        monkeypatch.setattr(micro_batch_trials, "memory_budget", lambda device, memory=memory: SimpleNamespace(limit=memory))
         found.append(finder._first())
     assert found[0] > 256 and found[1] == pytest.approx(2 * found[0], abs=1) and found[2] == pytest.approx(4 * found[0], abs=2)
     in_fp32 = dataclasses.replace(finder, dtype=torch.float32)._first()
@@ -139,9 +139,12 @@ def test_the_more_memory_a_gpu_has_the_higher_trials_begin(monkeypatch: pytest.M
 
 @given(seconds=st.lists(st.floats(0.1, 10), min_size=9, max_size=9))
 def test_by_speed_it_is_the_smallest_that_is_as_good_as_the_best_that_was_tried(seconds: list[float]) -> None:
-    times = {2**i: second * 2**i for i, second in enumerate(seconds)}
+    times = {2**i: second for i, second in enumerate(seconds)}
     found, tried = search(
-        micro_batch_sizes(BertPhase(1, 256)), lambda n: Trial(n, 100 + n, times[n]), MemoryBudget(0, 10_000, 10_000), by_speed=True
+        micro_batch_sizes(BertPhase(1, 256)),
+        lambda n: Trial(n, 100 + n, times[n] * n),
+        MemoryBudget(0, 10_000, 10_000),
+        time_passes=lambda n, passes: passes * n * times[n],
     )
     rates = {trial.micro_batch: trial.rate for trial in tried}
     assert rates[found] >= 0.97 * max(rates.values())
@@ -151,12 +154,46 @@ def test_by_speed_it_is_the_smallest_that_is_as_good_as_the_best_that_was_tried(
 def test_by_speed_it_stops_where_more_brings_nothing() -> None:
     tried: list[int] = []
 
+    def seconds(count: int) -> float:
+        return 0.1 + count * (1 if count <= 8 else 1.2)
+
     def measure(count: int) -> Trial:
         tried.append(count)
-        return Trial(count, count, 0.1 + count * (1 if count <= 8 else 1.2))
+        return Trial(count, count, seconds(count))
 
-    found, _ = search(micro_batch_sizes(BertPhase(1, 1 << 20)), measure, MemoryBudget(0, 1 << 40, 1 << 40), by_speed=True)
+    space = MemoryBudget(0, 1 << 40, 1 << 40)
+    found, _ = search(micro_batch_sizes(BertPhase(1, 1 << 20)), measure, space, time_passes=lambda n, passes: passes * seconds(n))
     assert (found, tried) == (4, [1, 2, 4, 8, 16])
+
+
+@given(fast=st.integers(1, 3), slowdown=st.floats(1.5, 3))
+def test_a_machine_that_was_fast_for_the_first_trials_alone_does_not_mislead(fast: int, slowdown: float) -> None:
+    """The machine has its full speed for the first trials, and a part of it from then on."""
+    made: list[int] = []
+
+    def per_sequence(count: int) -> float:
+        return 1 + 1 / count
+
+    def measure(count: int) -> Trial:
+        made.append(count)
+        return Trial(count, count, count * per_sequence(count) * (1 if len(made) <= fast else slowdown))
+
+    space = MemoryBudget(0, 1 << 40, 1 << 40)
+    found, tried = search([1, 2, 4, 8], measure, space, time_passes=lambda n, passes: passes * n * slowdown * per_sequence(n))
+    assert per_sequence(found) <= per_sequence(max(trial.micro_batch for trial in tried)) / 0.97
+
+
+def test_one_slow_turn_of_three_changes_nothing() -> None:
+    for slow in range(6):
+        turns: list[int] = []
+
+        def seconds(count: int, passes: int, turns: list[int] = turns, slow: int = slow) -> float:
+            turns.append(count)
+            return passes * count * (2.0 if len(turns) - 1 == slow else 1.0) * (1.5 if count < 4 else 1.0)
+
+        # By the trials one sequence is as fast as any.
+        found, _ = search([1, 2, 4], lambda n: Trial(n, n, float(n)), MemoryBudget(0, 99, 99), time_passes=seconds)
+        assert (found, turns) == (4, [1, 4, 4, 1, 1, 4])
 
 
 def test_a_line_is_drawn_through_the_smallest_and_the_largest_trial() -> None:
@@ -260,7 +297,7 @@ def test_the_restart_ends_as_a_run_of_those_micro_batches_does(kind: str, two: t
 
 def test_all_processes_hear_that_nothing_fits() -> None:
     with pytest.raises(UserError, match="does not fit"):
-        search([1, 2], lambda count: None, MemoryBudget(0, 10, 10), by_speed=True, world=World())
+        search([1, 2], lambda count: None, MemoryBudget(0, 10, 10), time_passes=lambda count, passes: 1.0, world=World())
 
 
 def test_no_memory_before_the_first_step_of_a_later_phase_ends_all_and_keeps_the_half(tiny_data: Path, tmp_path: Path) -> None:
