@@ -73,9 +73,9 @@ def test_the_mixture_of_the_documentation_is_prepared_planned_and_trained_as_it_
 def test_the_formats_page_says_the_versions_that_the_code_writes() -> None:
     page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     prepared = page.split("## Prepared data")[1].split("\n## ")[0]
-    assert re.findall(r"format is version (\d+)", prepared) == [str(FORMAT_VERSION)]
+    assert re.findall(r"format\s+is\s+version\s+(\d+)", prepared) == [str(FORMAT_VERSION)]
     assert re.findall(r"^- `checkpoints/step-\d+/`, version (\d+)", page, re.M) == [str(CHECKPOINT_VERSION)]
-    assert re.findall(r"format is version (\d+)", page.split("\n## Checkpoints\n")[1]) == [str(CHECKPOINT_VERSION)]
+    assert re.findall(r"format\s+is\s+version\s+(\d+)", page.split("\n## Checkpoints\n")[1]) == [str(CHECKPOINT_VERSION)]
 
 
 def test_the_recipe_of_a_budget_in_the_documentation_takes_one() -> None:

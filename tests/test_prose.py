@@ -47,10 +47,14 @@ OLD_NAMES = re.compile(
 )
 # Words that the field has others for, and names of options and commands that were given up, in texts for a reader.
 OLD_WORDS = re.compile(
-    r"held[- ]out|from scratch|\bverbs?\b(?! in the)|\b(?:go|goes|going|went|gone) on\b|\bjudg(?:e|es|ed)\b|"
+    r"held[-\s]+out|from\s+scratch|\bverbs?\b(?!\s+in\s+the)|\b(?:go|goes|going|went|gone)\s+on\b|\bjudg(?:e|es|ed)\b|"
     r"--(?:baseline|max_rows|stride|max_answer|misplaced|print_config)\b|finetune [^`\n]*--(?:length|batch|warmup)=|overnight (?:transfer|featurise)\b",
     re.IGNORECASE,
 )
+
+
+MAX_COLUMNS = 120
+"""Of a line of prose in Markdown."""
 
 
 def modules() -> Iterator[tuple[str, Nodes]]:
@@ -137,6 +141,20 @@ def missing_paths(page: str) -> list[str]:
     return sorted({file for file in files if not (ROOT / file).exists()}, key=files.index)
 
 
+def long_lines(page: str) -> list[int]:
+    """Return the numbers of the lines of prose of a page in Markdown that are too long: not blocks, tables and headings, nor what cannot be broken."""
+    found, fence = [], ""
+    for number, line in enumerate(page.splitlines(), 1):
+        mark = re.match(r"\s*(```+)", line)
+        if mark and (not fence or line.strip() == fence):
+            fence = "" if fence else mark[1]
+        elif not fence and len(line) > MAX_COLUMNS and not re.match(r"\s*(\||#)|.*    ", line):
+            words = re.sub(r"`[^`]*`", lambda span: span[0].replace(" ", "_"), line.strip()).split()
+            if len(words) > 2:  # not a mark of a list with one word, or a word with a full stop
+                found.append(number)
+    return found
+
+
 def unnamed(paths: Iterable[str], page: str) -> list[str]:
     """Return the modules, by their paths in the package, that the tree of the design page does not name in the row of their folder."""
     rows = dict(re.findall(r"^  (\w+)/ +(.*)$", page, re.MULTILINE))
@@ -157,6 +175,11 @@ def test_no_text_has_an_old_word_or_a_british_spelling() -> None:
     exempt = {"docs/changelog.md", "docs/glossary.md"}
     files = [path for path in readable() if str(path.relative_to(ROOT)) not in exempt]
     assert {str(path.relative_to(ROOT)): found for path in files if (found := wrong_words(path))} == {}
+
+
+def test_lines_of_prose_break_by_120_columns() -> None:
+    pages = [path for folder in (".", "docs", "examples") for path in (ROOT / folder).glob("*.md")]
+    assert {str(page.relative_to(ROOT)): found for page in sorted(pages) if (found := long_lines(page.read_text(encoding="utf-8")))} == {}
 
 
 def test_files_and_modules_that_the_documentation_names_exist() -> None:
@@ -201,9 +224,12 @@ def fine():
     (tmp_path / "planted.py").write_text(f"{planted}# It is judged.\nverb = f'{{verb}} is fine'\n")
     assert wrong_words(tmp_path / "planted.py") == ["normalise", "judged"]
     (tmp_path / "page.md").write_text(
-        "The same command goes on with the held-out text: overnight finetune mine --length=384 --baseline=true\n"
+        "The same command goes\non with the held-out text: overnight finetune mine --length=384 --baseline=true\n"
     )
-    assert wrong_words(tmp_path / "page.md") == ["goes on", "held-out", "finetune mine --length=", "--baseline"]
+    assert wrong_words(tmp_path / "page.md") == ["goes\non", "held-out", "finetune mine --length=", "--baseline"]
+    words, command = 25 * "word ", f"`overnight {25 * '--key=1 '}`"
+    page = f"{words}\n- {command}\n```\n{words}\n```\n| {words} |\n# {words}\n{words}{command}\nshort\n"
+    assert long_lines(page) == [1, 8]
     page = "`tests/test_prose.py`, `benchmarks/gone.py`\n## One trip of x\n`corpus.readers`, then `corpus.gone`\n## Else\n`corpus.other`"
     assert missing_paths(page) == ["benchmarks/gone.py", "overnight/corpus/gone.py"]
     assert unnamed(["a/one.py", "a/one_more.py", "b/two.py"], "  a/   one, two\n") == ["a/one_more", "b/two"]
