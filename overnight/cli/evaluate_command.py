@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overnight.cli.recipe_commands import Add
-from overnight.cli.task_keys import add_source, check_keys, open_run
+from overnight.cli.task_keys import add_source, check_keys, open_encoder, open_run, warn_if_slow
 from overnight.config.data import Data
 from overnight.config.schema import BertRun, ByteRun, Run
 from overnight.display import duration, for_stream, measures, number, plural, scale_of
@@ -86,6 +86,11 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
             _finish(options, _evaluate_folder(options, overrides, folder), begin)
             return
     run = open_run(options, overrides, Run)
+    from overnight.config.validate import refuse_int8
+    from overnight.distributed.world import device_of
+
+    refuse_int8(run)
+    warn_if_slow(run.precision, device_of(run))
     if isinstance(run, BertRun):
         _finish(options, _evaluate_encoder(options, overrides, run), begin)
     else:
@@ -167,7 +172,6 @@ def _columns(overrides: list[str]) -> dict[str, str]:
 
 
 def _task_to_score(options: argparse.Namespace, overrides: list[str]) -> Model:
-    from overnight.inference.model import open_model
     from overnight.interop.imported import import_folder
 
     check_keys(options.command, overrides)
@@ -177,7 +181,7 @@ def _task_to_score(options: argparse.Namespace, overrides: list[str]) -> Model:
             open_run(options, overrides, BertRun)
         else:
             task = ""
-    model = open_model(options.source, task, overrides, reads=options.task or "")
+    model = open_encoder(options, overrides, task, reads=options.task or "")
     if model.kind == "mask":
         have = f"--task=NAME, of {', '.join(model.tasks)}" if model.tasks else "`overnight finetune` makes one"
         raise ConfigError(f"{options.source}: is a pretrained model, and only a fine-tuned task can score rows: {have}")
@@ -234,10 +238,12 @@ def _evaluate_folder(options: argparse.Namespace, overrides: list[str], folder: 
     from overnight.checkpoint.run_corpus import fetched
     from overnight.config import machine_run
     from overnight.console import Line
+    from overnight.distributed.world import device_of
     from overnight.evaluation.huggingface import HuggingFaceMaskedLM
     from overnight.evaluation.texts import MAX_TOKENS, text_of_shards
 
     machine, texts = machine_run(overrides), _texts(options, overrides)
+    warn_if_slow(machine.precision, device_of(machine))
     if _names_data(overrides):
         texts.append(
             text_of_shards(fetched(machine).data_dir, options.split or "valid", max_tokens=options.max_tokens or MAX_TOKENS, own=False)

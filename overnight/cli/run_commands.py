@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 from overnight.cli.evaluate_command import add_evaluate
 from overnight.cli.glue_commands import add_submission, finetune_all
 from overnight.cli.recipe_commands import Add, said_once
-from overnight.cli.task_keys import SOURCES, KeysHelp, add_source, check_keys, next_commands, open_run, open_task, open_to_answer
+from overnight.cli.task_keys import (
+    SOURCES,
+    KeysHelp,
+    add_source,
+    check_keys,
+    next_commands,
+    open_encoder,
+    open_run,
+    open_task,
+    open_to_answer,
+)
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
 from overnight.display import for_stream, plural, width_of
 from overnight.errors import ConfigError, DataError
@@ -101,7 +111,6 @@ def _task_of_others(options: argparse.Namespace, overrides: list[str]) -> Traine
     if options.task == "mask" or not (source.startswith("hf:") or (config.is_file() and not (path / "run.yaml").is_file())):
         return None
     check_keys("predict", overrides)
-    from overnight.inference.model import open_model
     from overnight.interop.huggingface import head_of
     from overnight.interop.imported import import_folder
     from overnight.interop.sources import HUB, hub_folder
@@ -113,7 +122,7 @@ def _task_of_others(options: argparse.Namespace, overrides: list[str]) -> Traine
         return None
     # Standard output is the answers.
     print(f"{source}: {options.task} is answered by its own head ({', '.join([kind, *labels])})", file=sys.stderr)
-    return open_model(source, "", overrides).trained
+    return open_encoder(options, overrides).trained
 
 
 def _add_export(add: Add) -> None:

@@ -7,16 +7,22 @@ import dataclasses
 import difflib
 import shlex
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from overnight.config.load import meant, refuse_untrained, stored_run
 from overnight.config.published import NAMES, published_settings
 from overnight.config.schema import BertRun, ByteRun, Columns, Finetune, LinearProbe, Run
 from overnight.config.validate import environment_path, name_problems
 from overnight.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from overnight.inference.model import Model
 
 # Sections of the help, with their keys; a key that is in none comes last.
 _SECTIONS = {
@@ -113,9 +119,34 @@ def open_run(options: argparse.Namespace, overrides: Sequence[str], kind: type[A
 def open_to_answer(options: argparse.Namespace, overrides: Sequence[str], kind: type[AnyRun]) -> AnyRun:
     """Return the run of :func:`open_run` in the precision in which it answers, as `overnight.load` has it."""
     run = open_run(options, overrides, kind)
+    from overnight.distributed.world import device_of
     from overnight.engine.precision import to_answer
 
-    return to_answer(run, overrides)
+    run = to_answer(run, overrides)
+    warn_if_slow(run.precision, device_of(run))
+    return run
+
+
+def open_encoder(options: argparse.Namespace, overrides: Sequence[str], task: str = "", reads: str = "") -> Model:
+    """Return the model that --from names, as `overnight.load` does.
+
+    Args:
+        task, reads: as of :func:`overnight.inference.model.open_model`.
+    """
+    from overnight.engine.precision import asked_precision
+    from overnight.inference.model import open_model
+
+    model = open_model(options.source, task, overrides, reads)
+    warn_if_slow(asked_precision(overrides) or "fp32", model.trained.device)  # what is not asked for is not slow
+    return model
+
+
+def warn_if_slow(precision: str, device: torch.device) -> None:
+    """Say so where a device lacks a precision."""
+    from overnight.engine.precision import slow_precision
+
+    if text := slow_precision(precision, device):
+        print(f"warning: {text}", file=sys.stderr)
 
 
 def _run_folder(source: str, kind: type[Run]) -> str:

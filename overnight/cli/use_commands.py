@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from overnight.cli.recipe_commands import Add
-from overnight.cli.task_keys import add_source, check_keys
+from overnight.cli.task_keys import add_source, check_keys, open_encoder
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
 
@@ -34,10 +34,9 @@ def _embed(options: argparse.Namespace, overrides: list[str]) -> None:
     check_keys(options.command, overrides)
     from overnight.inference.embed_files import check_output, embed_files, write_embeddings
     from overnight.inference.embedding import check_embedding
-    from overnight.inference.model import open_model
 
     to = check_output(options.to)
-    model = open_model(options.source, "", overrides)
+    model = open_encoder(options, overrides)
     check_embedding(model.trained, options.pooling, options.layer)
     found = embed_files(model, options.files, options.pooling, options.layer, options.normalize)
     count, broken = write_embeddings(found, to, model.embedding_size, len(options.files) > 1)
@@ -66,11 +65,10 @@ def _serve(options: argparse.Namespace, overrides: list[str]) -> None:
     for name, value in (("max-texts", options.max_texts), ("max-bytes", options.max_bytes), ("timeout", options.timeout)):
         if not 0 < value < float("inf"):
             raise ConfigError(f"--{name} = {value}: must be more than 0")
-    from overnight.inference.model import open_model
     from overnight.inference.server import Limits, serve
 
     limits = Limits(body_bytes=options.max_bytes, texts=options.max_texts, body_seconds=options.timeout)
-    serve(open_model(options.source, "", overrides), options.host, options.port, limits)
+    serve(open_encoder(options, overrides), options.host, options.port, limits)
 
 
 COMMANDS = (_add_embed, _add_serve)

@@ -18,7 +18,7 @@ from overnight.engine.context import PhaseContext
 from overnight.engine.core_waits import CoreWaits
 from overnight.engine.loop import StepResult
 from overnight.engine.memory import peak_gb
-from overnight.engine.precision import DTYPES, LossScale, emulates
+from overnight.engine.precision import DTYPES, LossScale, slow_precision
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
 from overnight.engine.workload import compiles_layers, why_not_compiled_again
@@ -190,12 +190,8 @@ class MetricsLogger:
         device, model = self.context.world.device, self.run.model
         if device.type == "cpu" and (why := native.why_not()):
             yield f"warning: everything takes longer, LAMB, LANS and LARS four times as long, since nothing can be compiled in C: {why}"
-        emulated = emulates(dtype := DTYPES[self.run.precision], device)
-        if emulated and device.type == "cuda":
-            yield "warning: this GPU has no bf16 and emulates it, which is slow and uses no tensor cores; use precision=fp16"
-        elif emulated:
-            name = "fp16" if dtype == torch.float16 else "bf16"
-            yield f"warning: this processor has no {name} and emulates it, which takes several times as long as fp32; use precision=fp32"
+        if emulated := slow_precision(self.run.precision, device):
+            yield f"warning: {emulated}"
         if device.type == "cuda" and isinstance(optimizer, Layerwise):
             why = why_lists(device)
             yield f"optimizer: steps by lists of tensors, since {why}" if why else "optimizer: steps by Triton's kernels"

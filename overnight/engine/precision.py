@@ -15,7 +15,7 @@ from overnight.config import Run, without_auto
 from overnight.distributed.world import device_of
 from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError
-from overnight.machine import BF16_CAPABILITY, has_bf16, has_fp16
+from overnight.machine import BF16_CAPABILITY, has_bf16, has_fp16, has_int8
 
 DTYPES = {
     "fp32": torch.float32,
@@ -113,6 +113,25 @@ def emulates(dtype: torch.dtype, device: torch.device) -> bool:
     return (dtype == torch.bfloat16 and emulates_bf16(device)) or (dtype == torch.float16 and device.type == "cpu" and not has_fp16())
 
 
+def slow_precision(precision: str, device: torch.device) -> str:
+    """Return what is slow about a precision that a device computes by means of another, and what to use instead; empty where it has it."""
+    if precision == "int8":  # for CPUs alone, and 16 bits are little of the work
+        text = "this processor has no instructions for 8-bit products, which take ten times as long as in fp32; use precision=fp32"
+        return "" if has_int8() else text
+    dtype = DTYPES[precision]
+    if not emulates(dtype, device):
+        return ""
+    if device.type == "cuda":
+        return "this GPU has no bf16 and emulates it, which is slow and uses no tensor cores; use precision=fp16"
+    name = "fp16" if dtype == torch.float16 else "bf16"
+    return f"this processor has no {name} and emulates it, which takes several times as long as fp32; use precision=fp32"
+
+
+def asked_precision(overrides: Sequence[str]) -> str:
+    """Return the precision that overrides name; empty where they leave it to the run and the machine."""
+    return next((text.partition("=")[2] for text in reversed(without_auto(overrides)) if text.startswith("precision=")), "")
+
+
 def to_answer(run: AnyRun, overrides: Sequence[str]) -> AnyRun:
     """Return a trained run in the precision in which it answers: its own, but fp32 where its device emulates that, unless an override names one.
 
@@ -122,8 +141,8 @@ def to_answer(run: AnyRun, overrides: Sequence[str]) -> AnyRun:
         run: with the overrides.
         overrides: `key=value`, as the command line has them.
     """
-    asked = any(override.startswith("precision=") for override in without_auto(overrides))
-    return replace(run, precision="fp32") if not asked and emulates(DTYPES[run.precision], device_of(run)) else run
+    slow = emulates(DTYPES[run.precision], device_of(run))
+    return replace(run, precision="fp32") if slow and not asked_precision(overrides) else run
 
 
 def set_matmul_precision(precision: str, device: torch.device) -> None:

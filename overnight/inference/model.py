@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from overnight.checkpoint.initial import Initial
 from overnight.checkpoint.task_folder import folders_of_tasks
 from overnight.config import BertRun, is_huggingface, machine_run, meant, refuse_untrained, stored_run, task_folder
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
-from overnight.engine.precision import DTYPES, to_answer
+from overnight.engine.precision import DTYPES, slow_precision, to_answer
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import blank_model
 from overnight.errors import ConfigError, DataError
@@ -60,7 +61,10 @@ def load(
         DataError: there is nothing of the kind, or it is damaged.
     """
     given = {"precision": precision, "compute.device": device, "compute.threads": threads}
-    return open_model(os.fspath(path), task, [f"{key}={value}" for key, value in given.items() if value is not None])
+    model = open_model(os.fspath(path), task, [f"{key}={value}" for key, value in given.items() if value is not None])
+    if precision not in (None, "auto") and (slow := slow_precision(precision, model.trained.device)):
+        warnings.warn(slow, stacklevel=2)
+    return model
 
 
 def open_model(source: str, task: str, overrides: Sequence[str], reads: str = "") -> Model:
