@@ -20,7 +20,7 @@ import torch
 from overnight.bench.infer_peers import Candidate, onnxruntime, ours, pipeline
 from overnight.bench.infer_texts import natural_texts, texts_of_length, write_classifier
 from overnight.bench.measure import Row, Timing, printed, rate_row
-from overnight.bench.sizes import MODELS, MODERN_MODELS
+from overnight.bench.sizes import MODELS, MODERN_MODELS, not_emulated
 from overnight.config import EncoderConfig
 from overnight.errors import DataError
 from overnight.models.int8 import is_exact
@@ -28,6 +28,7 @@ from overnight.models.int8 import is_exact
 NETWORKS: dict[str, EncoderConfig] = {**MODELS, **MODERN_MODELS}
 Answer = Callable[[list[str]], object]
 
+PRECISIONS = ("fp32", "bf16", "int8")
 TOLERANCE = 1e-4
 """Between the fp32 logits of ours and of a peer."""
 
@@ -69,19 +70,23 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
     """
     found = natural_texts()
     networks = ("bert-tiny",) if tiny else ("bert-mini", "modernbert-mini")
+    precisions = [*PRECISIONS] if tiny else not_emulated(PRECISIONS)
     with printed("infer") as rows, tempfile.TemporaryDirectory(prefix="overnight-infer-") as folder:
         for name in networks:
             write_classifier(Path(folder) / name, NETWORKS[name], found, onnx=peer != "none" and not tiny)
-            for row in measure_model(name, Path(folder) / name, found, TINY if tiny else CASES, peer):
+            for row in measure_model(name, Path(folder) / name, found, TINY if tiny else CASES, peer, precisions):
                 rows.append(row)
                 print(_describe(row), flush=True)
 
 
-def measure_model(name: str, folder: Path, natural: Sequence[str], cases: Sequence[Case], peer: str) -> Iterator[Row]:
+def measure_model(
+    name: str, folder: Path, natural: Sequence[str], cases: Sequence[Case], peer: str, precisions: Sequence[str]
+) -> Iterator[Row]:
     """Yield the rows of one model as they are measured: how ours agrees with each peer, and of every case texts a second and the time of a call."""
-    candidates = {"overnight": ours(folder, "fp32"), "overnight bf16": ours(folder, "bf16")}
-    if is_exact():
-        candidates["overnight int8"] = ours(folder, "int8")
+    candidates = {"overnight": ours(folder, "fp32")}
+    for precision in precisions:
+        if precision != "fp32" and (precision != "int8" or is_exact()):
+            candidates[f"overnight {precision}"] = ours(folder, precision)
     if peer != "none":
         candidates |= {found.name: found for found in (pipeline(folder), onnxruntime(folder)) if found is not None}
     yield from compared(name, candidates, natural[:64])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from overnight.batches.packing import Sizes
 from overnight.batches.streams import ByteBatch
 from overnight.bench.measure import Row, measure, printed, rate_row
-from overnight.bench.sizes import DTYPES
+from overnight.bench.sizes import DTYPES, not_emulated
 from overnight.config import RecurrentLMConfig
 from overnight.models.bytes import BYTES, ByteModel, byte_model
 from overnight.models.flops import training_flops
@@ -51,8 +51,9 @@ def run(peer: str = "autograd", tiny: bool = False) -> None:
         peer: `none` leaves the peers out.
         tiny: the smallest sizes.
     """
+    had = not_emulated(case.precision for case in ([] if tiny else CASES))
     with printed("mlstm") as rows:
-        for case in TINY if tiny else CASES:
+        for case in TINY if tiny else [case for case in CASES if case.precision in had]:
             for row in measure_case(case, peer != "none"):
                 rows.append(row)
                 print(describe(row, case), flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import torch
@@ -12,7 +12,7 @@ from overnight.batches.packing import Batch, Sizes
 from overnight.bench.measure import Row
 from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
 from overnight.engine.memory import first_line, is_out_of_memory
-from overnight.engine.precision import emulates_bf16
+from overnight.engine.precision import emulates_bf16, slow_precision
 from overnight.models.bert import EncoderLayers
 from overnight.models.flops import training_flops
 from overnight.models.fused_layer import why_not_compiled
@@ -82,6 +82,17 @@ def batch_of(lengths: Sequence[int], predictions: Sequence[int], vocabulary: int
 def sixteen_bits(device: torch.device) -> str:
     """Return the precision of 16 bits that a device trains in: fp16 on a GPU that would emulate bf16, many times slower."""
     return "fp16" if device.type == "cuda" and emulates_bf16(device) else "bf16"
+
+
+def not_emulated(precisions: Iterable[str]) -> list[str]:
+    """Return the precisions that this processor has, and print why the others are left out: they would take most of the time."""
+    found = []
+    for precision in dict.fromkeys(precisions):
+        if slow := slow_precision(precision, torch.device("cpu")):
+            print(f"{precision}: left out, since {slow.partition(';')[0]}", flush=True)
+        else:
+            found.append(precision)
+    return found
 
 
 def training_dtype(device: torch.device) -> torch.dtype:

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row, measure, printed, rate_row
-from overnight.bench.sizes import DTYPES, MODELS, MODERN_MODELS, REVIEW_LENGTHS, VOCABULARY, full_batch, natural_batch, sequence_flops
+from overnight.bench.sizes import (
+    DTYPES,
+    MODELS,
+    MODERN_MODELS,
+    REVIEW_LENGTHS,
+    VOCABULARY,
+    full_batch,
+    natural_batch,
+    not_emulated,
+    sequence_flops,
+)
 from overnight.config import AdamWConfig, EncoderConfig, ModernBertConfig
 from overnight.engine.loop import clip
 from overnight.errors import UserError
@@ -75,8 +85,9 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
     # As a run on a CPU does; the peer, in the same process, gains as much.
     use_large_pages()
     keep_freed_memory()
+    had = not_emulated(case.precision for case in ([] if tiny else CASES))
     with printed("train") as rows:
-        for case in TINY if tiny else CASES:
+        for case in TINY if tiny else [case for case in CASES if case.precision in had]:
             rows.append(measure_case(case, peer))
             print(describe(rows[-1], NETWORKS[case.model], case.batch().lengths), flush=True)
             gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
@@ -356,3 +357,21 @@ def test_a_file_for_the_rows_is_of_the_gpu_benchmark_only(capsys: pytest.Capture
 def test_an_option_of_other_benchmarks_is_refused(what: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", what, "--tiny", option]) == 2
     assert f"{option.partition('=')[0]}: belongs to `overnight bench " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bench", [train, mlstm])
+def test_what_the_processor_emulates_is_left_out_and_said(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+    found: list[Any] = []
+    monkeypatch.setattr(bench, "measure_case", lambda case, peer: measured.append(case.precision) or found)
+    monkeypatch.setattr(bench, "describe", lambda *_: "")
+    monkeypatch.setattr(bench, "printed", lambda what: contextlib.nullcontext([]))
+    for has, wanted in ((set(), {"fp32"}), ({"avx512_bf16"}, {"fp32", "bf16"})):
+        measured.clear()
+        monkeypatch.setattr("overnight.machine.processor", lambda has=has: ("", frozenset(has)))
+        bench.run()
+        assert set(measured) == wanted
+        told = "bf16: left out, since this processor has no bf16 and emulates it, which takes several times as long as fp32"
+        assert (told in capsys.readouterr().out) == (not has)
