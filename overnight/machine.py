@@ -49,6 +49,29 @@ def processor() -> tuple[str, frozenset[str]]:
     return model, frozenset(flags)
 
 
+@functools.cache
+def is_intel() -> bool:
+    """Return whether the processor is Intel's, for which MKL was written; also where the system does not say whose it is."""
+    return "GenuineIntel" in _cpuinfo()
+
+
+@functools.cache
+def prefers_mkl() -> bool:
+    """Return whether MKL, torch's own product of fp32, is faster here than oneDNN. The processor decides, never a trial: a resumed run gives the same bits.
+
+    On Intel's it is up to a tenth faster, or 2.7 times for a right operand that is a transpose of 768 × 3,072. On AMD's with AVX-512, of which it makes no
+    use, it takes twice as long; on AMD's without, it is a tenth faster forward, and 1.2 to 2 times as fast for gradients.
+    """
+    return is_intel() or ("AuthenticAMD" in _cpuinfo() and "avx512f" not in processor()[1])
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "GenuineIntel"
+
+
 def has_bf16() -> bool:
     """Return whether the processor has instructions for bf16; another one emulates it, slower than fp32."""
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(processor()[1])

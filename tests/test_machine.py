@@ -40,3 +40,23 @@ def test_a_part_of_a_core_is_one_and_a_process_has_no_more_than_it_may_run_on(mo
 
 def test_what_the_processor_has_cannot_be_changed_by_who_asked() -> None:
     assert isinstance(machine.processor()[1], frozenset)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "intel", "mkl"),
+    [
+        ("GenuineIntel", "avx2", True, True),
+        ("GenuineIntel", "avx2 avx512f", True, True),
+        ("AuthenticAMD", "avx2", False, True),
+        ("AuthenticAMD", "avx2 avx512f", False, False),
+        ("ARM", "asimd bf16", False, False),
+    ],
+)
+def test_who_multiplies_in_fp32_is_decided_by_the_processor(
+    vendor: str, flags: str, intel: bool, mkl: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\nmodel name\t: one of many\nflags\t\t: fpu {flags}\n")
+    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / "cpuinfo" if path == "/proc/cpuinfo" else Path(path))
+    for known in (machine.processor, machine.is_intel, machine.prefers_mkl):
+        monkeypatch.setattr(machine, known.__name__, known.__wrapped__)
+    assert (machine.is_intel(), machine.prefers_mkl()) == (intel, mkl)

@@ -1,13 +1,12 @@
 """The few operations whose fastest exact form depends on the device: linear maps, norms, dropout, gated GELU.
 
-On a CPU that is not Intel's fp32 matrix products go through oneDNN, which uses AVX-512 where torch's default product does not, and dropout draws 16 random
-bits an element instead of one call of the generator: torch's own costs 6 ns an element, half of a step of a small BERT.
+On an AMD CPU with AVX-512 fp32 matrix products go through oneDNN, since torch's default product makes no use of it there, and dropout draws 16 random bits an
+element instead of one call of the generator: torch's own costs 6 ns an element, half of a step of a small BERT.
 """
 
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from overnight.machine import prefers_mkl
 from overnight.models import encoder_native, forward_native
 from overnight.models.weight_copies import copy_of
 
@@ -36,7 +36,7 @@ def _eager_16_bits(x: Tensor) -> bool:
 def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ w.T + bias of matrices, on a CPU by the faster of oneDNN and torch's own product."""
     # Of 16 bits torch asks oneDNN too, but first copies the bias into every row of the result.
-    asked = (x.dtype == torch.float32 and not _intel()) or (bias is not None and _onednn_16_bits(x.dtype))
+    asked = (x.dtype == torch.float32 and not prefers_mkl()) or (bias is not None and _onednn_16_bits(x.dtype))
     if asked and x.device.type == "cpu" and _onednn_linear is not None:
         return _onednn_linear(x, w, bias, "none", [], "")
     return F.linear(x, w, bias)
@@ -85,16 +85,6 @@ def unpacked(w: Tensor, outputs: int, inputs: int) -> Tensor:
     )
 
 
-@functools.cache
-def _intel() -> bool:
-    """Return whether the processor is Intel's, on which MKL, torch's own product of fp32, is up to a tenth faster than oneDNN, or 2.7 times where w is a
-    transpose of 768 × 3,072; on others it takes twice as long."""
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
-
-
 class _Linear(torch.autograd.Function):
     """A linear map in the type of its input, with the gradient of the weight in the type of the weight."""
 
@@ -127,7 +117,7 @@ def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.device.type == "cuda" and x.dtype != torch.float32 and dtype == torch.float32:
         # The product adds up in fp32 and writes that: neither rounded to 16 bits nor cast afterwards.
         return torch.mm(grad.t(), x, out_dtype=torch.float32)
-    if x.device.type != "cpu" or x.dtype != torch.float32 or _onednn_linear is None or _intel() or not len(x):
+    if x.device.type != "cpu" or x.dtype != torch.float32 or _onednn_linear is None or prefers_mkl() or not len(x):
         return (grad.t() @ x).to(dtype)
     # oneDNN would first copy a left operand that is transposed, slowly: the smaller of the two.
     if x.shape[1] < grad.shape[1]:

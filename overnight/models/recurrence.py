@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from overnight.machine import why_no_triton
+from overnight.machine import is_intel, why_no_triton
 from overnight.models import layers, recurrence_native, recurrence_plain
 from overnight.models.recurrence_graph import Graphs
 
@@ -39,13 +38,11 @@ try:  # Products with a weight in the layout of oneDNN's kernels: 1.2 to 1.3 tim
     _ONEDNN_TYPES = [torch.float32, *([torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 except (AttributeError, RuntimeError):
     _onednn, _ONEDNN_TYPES = None, []
-try:  # In MKL's layout, which on Intel's processors is another 1.05 to 1.2 times as fast for fp32, and slow on others.
+try:  # In MKL's layout, which on Intel's processors is another 1.05 to 1.2 times as fast for fp32, and slower on others.
     _mkl = (
-        (torch.ops.mkl._mkl_reorder_linear_weight, torch.ops.mkl._mkl_linear)
-        if torch.backends.mkl.is_available() and "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        else None
+        (torch.ops.mkl._mkl_reorder_linear_weight, torch.ops.mkl._mkl_linear) if torch.backends.mkl.is_available() and is_intel() else None
     )
-except (AttributeError, RuntimeError, OSError):
+except (AttributeError, RuntimeError):
     _mkl = None
 # To lay a weight out costs as much as a few steps.
 _PACKED_STEPS = 8

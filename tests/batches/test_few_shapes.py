@@ -106,7 +106,7 @@ from overnight.batches import few_shapes
 from overnight.batches.few_shapes import keep_few_kernels
 from overnight.models import layers
 keep_few_kernels()
-layers._intel = lambda: False  # for whose processors MKL multiplies
+layers.prefers_mkl = lambda: False  # else MKL multiplies
 weight = torch.ones(8, 8)
 with torch.no_grad():
     for rows in 2 * list(range(2, 302)):

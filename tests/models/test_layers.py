@@ -30,13 +30,13 @@ def test_linear_passes_gradcheck(bias: bool) -> None:
     assert torch.autograd.gradcheck(linear, inputs)
 
 
-@pytest.mark.parametrize("intel", [True, False])
+@pytest.mark.parametrize("mkl", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "inner", "outer"), [(1, 1, 1), (7, 5, 3), (130, 64, 192), (33, 192, 64)])
 def test_linear_equals_torch_and_its_gradients_have_the_type_of_the_weight(
-    dtype: torch.dtype, rows: int, inner: int, outer: int, intel: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, rows: int, inner: int, outer: int, mkl: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "_intel", lambda: intel)
+    monkeypatch.setattr(layers, "prefers_mkl", lambda: mkl)
     x, weight, bias = (doubles(*shape, seed=seed).detach().float() for seed, shape in enumerate([(rows, inner), (outer, inner), (outer,)]))
     results = []
     for apply in (linear, F.linear):
@@ -61,11 +61,11 @@ def test_linear_equals_torch_and_its_gradients_have_the_type_of_the_weight(
     st.booleans(),
 )
 def test_the_gradient_of_a_weight_is_a_contiguous_product_on_any_processor(
-    rows: int, outer: int, inner: int, dtype: torch.dtype, intel: bool
+    rows: int, outer: int, inner: int, dtype: torch.dtype, mkl: bool
 ) -> None:
     grad, x = doubles(rows, outer).detach().to(dtype), doubles(rows, inner, seed=1).detach().to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "_intel", lambda: intel)
+        patch.setattr(layers, "prefers_mkl", lambda: mkl)
         found = layers.weight_gradient(grad, x, dtype)
     assert found.dtype == dtype and found.is_contiguous()
     exact = grad.double().t() @ x.double()
