@@ -31,6 +31,8 @@ Answer = Callable[[list[str]], object]
 PRECISIONS = ("fp32", "bf16", "int8")
 TOLERANCE = 1e-4
 """Between the fp32 logits of ours and of a peer."""
+_PAUSE = 0.5
+"""Seconds for the threads of one program to fall asleep."""
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,26 @@ def compared(name: str, candidates: Mapping[str, Candidate], texts: Sequence[str
 
 
 def take_turns(functions: Mapping[str, Answer], parts: Sequence[list[str]], rounds: int) -> dict[str, list[list[float]]]:
-    """Return the seconds of every call by candidate, round and part, behind one round that does not count; the candidates take turns at each part."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    """Return the seconds of every call by candidate, round and part, behind one round that does not count.
+
+    The candidates take turns at each part. With several threads they take turns at all parts, after a pause: onnxruntime's threads wait for more work by
+    spinning, and took a core from whoever came next.
+    """
+    alone = torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
     seconds: dict[str, list[list[float]]] = {name: [] for name in functions}
     for number in range(rounds + 1):
         for times in seconds.values():
             times.append([])
-        for part in parts:
+        groups = [[part] for part in parts] if alone else [parts]
+        for group in groups:
             for name, function in functions.items():
-                start = clock()
-                function(part)
-                seconds[name][number].append(clock() - start)
+                if not alone:
+                    time.sleep(_PAUSE)
+                for part in group:
+                    start = clock()
+                    function(part)
+                    seconds[name][number].append(clock() - start)
     return {name: times[1:] for name, times in seconds.items()}
 
 

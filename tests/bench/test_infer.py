@@ -62,10 +62,13 @@ def test_texts_of_a_length_have_so_many_tokens(tmp_path: Path) -> None:
     assert [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)] == [40] * 7 and len(set(texts)) == 7
 
 
-def test_candidates_take_turns_and_the_first_round_does_not_count() -> None:
+@pytest.mark.parametrize(("threads", "order"), [(1, ["ax", "bx", "ay", "by"]), (2, ["ax", "ay", "bx", "by"])])
+def test_candidates_take_turns_and_the_first_round_does_not_count(threads: int, order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr(infer, "_PAUSE", 0.0)
     functions = {name: lambda part, name=name: said.append(name + part[0]) for name in "ab"}
     found = infer.take_turns(functions, [["x"], ["y"]], 2)
-    assert said == ["ax", "bx", "ay", "by"] * 3
+    assert said == order * 3
     assert {name: [len(row) for row in times] for name, times in found.items()} == {"a": [2, 2], "b": [2, 2]}
     assert infer.percentile([float(n) for n in range(101)], 0.95) == pytest.approx(95)
