@@ -72,7 +72,7 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
     """
     found = natural_texts()
     networks = ("bert-tiny",) if tiny else ("bert-mini", "modernbert-mini")
-    precisions = [*PRECISIONS] if tiny else not_emulated(PRECISIONS)
+    precisions = PRECISIONS if tiny else not_emulated(PRECISIONS, str)
     with printed("infer") as rows, tempfile.TemporaryDirectory(prefix="overnight-infer-") as folder:
         for name in networks:
             write_classifier(Path(folder) / name, NETWORKS[name], found, onnx=peer != "none" and not tiny)

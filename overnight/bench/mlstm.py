@@ -51,9 +51,9 @@ def run(peer: str = "autograd", tiny: bool = False) -> None:
         peer: `none` leaves the peers out.
         tiny: the smallest sizes.
     """
-    had = not_emulated(case.precision for case in ([] if tiny else CASES))
+    cases = TINY if tiny else not_emulated(CASES, lambda case: case.precision)
     with printed("mlstm") as rows:
-        for case in TINY if tiny else [case for case in CASES if case.precision in had]:
+        for case in cases:
             for row in measure_case(case, peer != "none"):
                 rows.append(row)
                 print(describe(row, case), flush=True)

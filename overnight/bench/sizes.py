@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from overnight.models.flops import training_flops
 from overnight.models.fused_layer import why_not_compiled
 
 VOCABULARY = 30522
+Case = TypeVar("Case")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 MODELS = {
@@ -84,15 +86,13 @@ def sixteen_bits(device: torch.device) -> str:
     return "fp16" if device.type == "cuda" and emulates_bf16(device) else "bf16"
 
 
-def not_emulated(precisions: Iterable[str]) -> list[str]:
-    """Return the precisions that this processor has, and print why the others are left out: they would take most of the time."""
-    found = []
-    for precision in dict.fromkeys(precisions):
-        if slow := slow_precision(precision, torch.device("cpu")):
-            print(f"{precision}: left out, since {slow.partition(';')[0]}", flush=True)
-        else:
-            found.append(precision)
-    return found
+def not_emulated(cases: Sequence[Case], precision_of: Callable[[Case], str]) -> list[Case]:
+    """Return the cases in precisions that this processor has, and print why the others are left out: they would take most of the time."""
+    slow = {precision: slow_precision(precision, torch.device("cpu")) for precision in map(precision_of, cases)}
+    for precision, why in slow.items():
+        if why:
+            print(f"{precision}: left out, since {why.partition(';')[0]}", flush=True)
+    return [case for case in cases if not slow[precision_of(case)]]
 
 
 def training_dtype(device: torch.device) -> torch.dtype:

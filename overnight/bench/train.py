@@ -85,9 +85,9 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
     # As a run on a CPU does; the peer, in the same process, gains as much.
     use_large_pages()
     keep_freed_memory()
-    had = not_emulated(case.precision for case in ([] if tiny else CASES))
+    cases = TINY if tiny else not_emulated(CASES, lambda case: case.precision)
     with printed("train") as rows:
-        for case in TINY if tiny else [case for case in CASES if case.precision in had]:
+        for case in cases:
             rows.append(measure_case(case, peer))
             print(describe(rows[-1], NETWORKS[case.model], case.batch().lengths), flush=True)
             gc.collect()
